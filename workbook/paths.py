@@ -8,7 +8,17 @@ import tempfile
 import warnings
 from pathlib import Path
 
-__all__ = ["NotInCheckout", "cache", "data", "kernels", "notebooks", "reports", "root", "runs"]
+__all__ = [
+    "NotInCheckout",
+    "cache",
+    "data",
+    "is_writable",
+    "kernels",
+    "notebooks",
+    "reports",
+    "root",
+    "runs",
+]
 
 _PACKAGE = Path(__file__).resolve().parent
 _MARKS = ("kernels", "notebooks")
