@@ -19,7 +19,7 @@ PACKAGE = "workbook"
 # Lowest first: a module imports only from those before it. `chains` is a package: its __init__ is
 # the registry and imports the problems, the problems don't import each other.
 ORDER = (
-    "paths stats record journal machine limits spec timing fold build ops chains "
+    "paths stats record journal tools machine diagnosis limits spec timing fold build ops chains "
     "ceilings accuracy compare plot runner pages report cli"
 ).split()
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`
