@@ -18,6 +18,7 @@ __all__ = [
     "reports",
     "root",
     "runs",
+    "wanted_cache",
 ]
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -73,10 +74,24 @@ def cache() -> Path:
     $WORKBOOK_CACHE, else $XDG_CACHE_HOME/workbook, else ~/.cache/workbook. When that one can not
     be created or written, a folder of this user under the temporary folder, with one warning.
     """
-    wanted = _wanted_cache()
+    wanted = wanted_cache()
     if wanted is not None and is_writable(wanted):
         return wanted
     return _fallback(str(wanted) if wanted else "no home folder")
+
+
+def wanted_cache() -> Path | None:
+    """The folder that `cache` tries first; None without a home folder. Not created here."""
+    chosen = _from_environment("WORKBOOK_CACHE")
+    if chosen is not None:
+        return chosen
+    base = _from_environment("XDG_CACHE_HOME")
+    if base is not None:
+        return base / "workbook"
+    try:
+        return Path.home() / ".cache" / "workbook"
+    except RuntimeError:  # no HOME and no entry in the user database
+        return None
 
 
 def is_writable(folder: Path) -> bool:
@@ -92,19 +107,6 @@ def is_writable(folder: Path) -> bool:
 def _from_environment(name: str) -> Path | None:
     value = os.environ.get(name, "").strip()
     return Path(value).expanduser().absolute() if value else None
-
-
-def _wanted_cache() -> Path | None:
-    chosen = _from_environment("WORKBOOK_CACHE")
-    if chosen is not None:
-        return chosen
-    base = _from_environment("XDG_CACHE_HOME")
-    if base is not None:
-        return base / "workbook"
-    try:
-        return Path.home() / ".cache" / "workbook"
-    except RuntimeError:  # no HOME and no entry in the user database
-        return None
 
 
 @functools.cache
