@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 __all__ = ["Ratio", "is_wide", "median", "paired_ratio", "quartiles", "significant", "spread"]
 
@@ -84,12 +85,14 @@ def significant(value: float, relative_spread: float) -> str:
         raise ValueError(f"significant: relative_spread is {relative_spread}; want 0 or more")
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
-    digits = _digits(abs(value), relative_spread)
-    text = f"{value:.{digits - 1}e}"
-    exponent = int(text.partition("e")[2])  # after rounding: 9.99 to two digits is 1.0e+01
-    if not -4 <= exponent < 6:
-        return text
-    return f"{float(text):.{max(digits - 1 - exponent, 0)}f}"
+    exact = Decimal(repr(float(value)))
+    place = exact.adjusted() - _digits(abs(value), relative_spread) + 1
+    rounded = exact.quantize(Decimal(1).scaleb(place))
+    exponent = rounded.adjusted()  # one more where the rounding carries: 9.99 to tenths is 10.0
+    digits = min(exponent - place, MOST_DIGITS - 1)
+    if -4 <= exponent < 6:
+        return f"{rounded:.{max(digits - exponent, 0)}f}"
+    return f"{float(rounded):.{digits}e}"
 
 
 def _digits(magnitude: float, relative_spread: float) -> int:
