@@ -6,6 +6,7 @@ install nothing and need no network.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,6 +94,16 @@ def test_transitive_dependencies_are_pinned():
             if any(wanted) and not own:
                 queue.append(below)
     assert not missing, f"constraints.txt lacks {sorted(missing)}"
+
+
+def test_pins_install_on_the_oldest_python():
+    oldest = Specifier(PROJECT["requires-python"]).version + ".0"  # Debian 12 has 3.11.2
+    for name, pin in pins().items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            distribution = importlib.metadata.distribution(name)
+            if pin.specifier.contains(distribution.version):
+                wants = SpecifierSet(distribution.metadata["Requires-Python"] or "")
+                assert wants.contains(oldest), f"{pin} wants Python {wants}"
 
 
 def test_pytest_stays_below_10_for_nbmake():
