@@ -1,0 +1,35 @@
+// Vectors of the target's own width, in GCC's and Clang's portable notation (x86-64 and arm64).
+// A sum over one variable may not be reordered, so that the compiler does not vectorise it; a sum
+// over named vectors says which partial sums are meant, and stays the same on every run.
+#pragma once
+#include <cstdint>
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kVectorRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kVectorRegisters = 16;
+#else
+constexpr int kVectorBytes = 16, kVectorRegisters = 32;   // NEON; SSE has 16
+#endif
+constexpr int kDoubles = kVectorBytes / sizeof(double);
+constexpr int kLineFloats = 64 / sizeof(float);           // a cache line
+
+typedef double doubles __attribute__((vector_size(kVectorBytes)));
+
+// The next kDoubles floats, as doubles.
+inline doubles widen(const float* address) {
+  typedef float unaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4)));
+  return __builtin_convertvector(*reinterpret_cast<const unaligned*>(address), doubles);
+}
+
+inline doubles load(const double* address) {
+  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8)));
+  return *reinterpret_cast<const unaligned*>(address);
+}
+
+// Lane 0 first: a fixed order.
+inline double sum_lanes(doubles v) {
+  double total = 0;
+  for (int lane = 0; lane < kDoubles; ++lane) total += v[lane];
+  return total;
+}

@@ -1,0 +1,41 @@
+"""A research workbook of fused PyTorch chains: the algebra, the kernels, the measuring.
+
+    import workbook as wb
+
+    p = wb.problem("matmul_sum_max_mean_logsumexp")
+    wb.check(p).require()
+    wb.bench(p)
+
+Names load when first used, so that records can be read without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "problem": "chains",
+    "problems": "chains",
+    "freeze": "fold",
+    "refresh": "fold",
+    "check": "accuracy",
+    "bench": "compare",
+    "try_kernel": "compare",
+    "records": "compare",
+    "measure_ceilings": "ceilings",
+    "describe": "machine",
+    "doctor": "diagnosis",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbook' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"workbook.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

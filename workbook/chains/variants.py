@@ -1,0 +1,117 @@
+"""The variants that every chain has, and rungs of its ladder, made from its op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbook import ops
+from workbook.fold import refresh
+from workbook.spec import Make, Predict, Variant
+
+__all__ = ["parameters_of", "rung", "rung_of_text", "standard"]
+
+
+def parameters_of(model: nn.Module) -> tuple[Tensor, ...]:
+    """The parameters of a chain's Linear, as they are now: (weight, bias)."""
+    linear = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    return linear.weight, linear.bias
+
+
+def _eager(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return model
+
+
+def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    on_gpu = next(model.parameters()).is_cuda
+    torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
+    return torch.compile(model, fullgraph=True, mode="max-autotune" if on_gpu else None)
+
+
+def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tuple[Variant, ...]:
+    """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU."""
+
+    def algebra(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: op.run_plain(x, *parameters_of(model))
+
+    def folding(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        new = drop_in(model)
+
+        def run(x: Tensor) -> Tensor:
+            refresh(new)
+            return new(x)
+
+        return run
+
+    said = {
+        "eager": ("the reference, as it is written", _eager),
+        "compile": ("torch.compile of the reference, fullgraph", _compiled),
+        "algebra": ("the same algebra in plain torch, weights folded once", algebra),
+    }
+    baselines = [
+        Variant(name, "torch", idea, make, reads="after" if name == "algebra" else "before")
+        for name, (idea, make) in said.items()
+    ]
+    in_tf32 = [
+        Variant(v.name, "torch", v.idea, v.make, ("cuda",), "tf32", reads=v.reads)
+        for v in baselines
+    ]
+    ours = [
+        Variant("fused", "kernel", "ModelNew: the fold kept fresh, our kernel", drop_in),
+        Variant("fused+fold", "kernel", "ModelNew just after its weights changed", folding),
+    ]
+    return (*baselines, *in_tf32, *ours)
+
+
+def rung(
+    op: ops.FusedOp,
+    file: Path,
+    idea: str,
+    *,
+    reads: str = "after",
+    sample: int | None = None,
+    predict: Predict | None = None,
+    wrong: str = "",
+) -> Variant:
+    """A kernel of the ladder from its file: .cu on a GPU, .cpp on a CPU."""
+    device = "cuda" if file.suffix == ".cu" else "cpu"
+    return Variant(
+        file.stem,
+        "portable" if device == "cuda" else "cpu",
+        idea,
+        _make(op, device, [file], reads == "before"),
+        (device,),
+        source=file,
+        wrong=wrong,
+        folds=reads == "after",
+        reads=reads,
+        sample=sample,
+        predict=predict,
+    )
+
+
+def rung_of_text(op: ops.FusedOp, source: str, device: str) -> Variant:
+    """A rung from the text of a kernel: what `wb.try_kernel` builds."""
+    name = "tried.cu" if device == "cuda" else "tried.cpp"
+    make = _make(op, device, {name: source}, True)
+    implementation = "portable" if device == "cuda" else "cpu"
+    return Variant("tried", implementation, "a kernel from a string", make, (device,))
+
+
+def _make(
+    op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], reads_weight: bool
+) -> Make:
+    def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        flags = ["-DWB_READS_WEIGHT"] if reads_weight else []
+        run = ops.kernel_library(op.slug, device, sources, flags=flags).op("run")
+
+        def call(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return op.run_kernel(run, x, *parameters_of(model))
+
+        return call
+
+    return make

@@ -1,0 +1,225 @@
+"""A built kernel as a torch op: folding, choosing the kernel, gradients, the way back.
+
+The op takes (x, *parameters) and looks the fold up *inside*, where torch.compile does not trace:
+a compiled model sees changed weights. The backward is the reference's own vjp, recomputed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbook import build, paths
+from workbook.fold import FoldCache
+
+__all__ = ["FusedOp", "explain", "is_normal", "kernel_library"]
+
+NAMESPACE = "workbook"
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
+
+
+def kernel_library(
+    slug: str,
+    device: str,
+    sources: Sequence[Path] | Mapping[str, str],
+    *,
+    flags: Sequence[str] = (),
+    verbose: bool = False,
+) -> build.Library:
+    """The library of a problem's binding and one kernel: sources for `device` (cpu or cuda)."""
+    folder = paths.kernels() / slug
+    binding = folder / "binding.cpp"
+    if isinstance(sources, Mapping):
+        sources = {binding.name: binding.read_text(encoding="utf-8"), **sources}
+    else:
+        sources = [binding, *sources]
+    return build.load(
+        f"{slug}_{device}",
+        sources,
+        include=[folder, paths.kernels() / "common"],
+        cuda=device == "cuda",
+        flags=flags,
+        verbose=verbose,
+    )
+
+
+class FusedOp:
+    """torch.ops.workbook.<slug>(x, *parameters) -> y.
+
+    fold(dtype, *parameters) -> derived weights in that dtype, the work of once.
+    plain(x, *folded) -> y: the algebra in torch; serves dtypes and devices without a kernel.
+    reference(x, *parameters) -> y: differentiable, the original chain.
+    output(x, *parameters) -> an empty y. kernels: device -> the kernel's sources.
+    """
+
+    def __init__(
+        self,
+        slug: str,
+        schema: str,
+        *,
+        fold: Callable[..., tuple[Tensor, ...]],
+        plain: Callable[..., Tensor],
+        reference: Callable[..., Tensor],
+        output: Callable[..., Tensor],
+        kernels: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.slug, self.fold, self.plain = slug, fold, plain
+        self.reference, self.output, self.kernels = reference, output, kernels
+        self.folds = FoldCache()
+        self._runs: dict[str, Callable | None] = {}
+        _library.define(f"{slug}{schema}", tags=_TAGS)
+        name = f"{NAMESPACE}::{slug}"
+        for key in ("CPU", "CUDA"):
+            _library.impl(slug, self._forward, key)
+        torch.library.register_fake(name, output, lib=_library)
+        torch.library.register_autograd(
+            name, self._backward, setup_context=_save_inputs, lib=_library
+        )
+        self.op = getattr(getattr(torch.ops, NAMESPACE), slug).default
+
+    def __call__(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return self.op(x, *parameters)
+
+    def folded(self, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """The derived weights, fresh."""
+        return self.folds.get(dtype, parameters, lambda: self.fold(dtype, *parameters))
+
+    def run_plain(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """The algebra in torch; half types compute in float32."""
+        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+        return self.plain(x.to(dtype), *self.folded(dtype, *parameters)).to(x.dtype)
+
+    def run_kernel(self, run: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
+        """A kernel of the problem's binding on float32 x (B, K); folds are in double."""
+        folded = self.folded(torch.float64, *parameters)
+        y = self.output(x, *parameters)
+        if x.stride(-1) != 1 and x.size(-1) > 1:
+            x = x.contiguous()
+        run(x, *parameters, *folded, y)
+        return y
+
+    def _forward(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        run = self._run(x.device.type) if x.dtype == torch.float32 else None
+        if run is None:
+            return self.run_plain(x, *parameters)
+        return self.run_kernel(run, x, *parameters)
+
+    def _run(self, device: str) -> Callable | None:
+        """The best kernel for a device, built when first asked for; None without a compiler."""
+        if device not in self._runs:
+            self._runs[device] = self._built(device)
+        return self._runs[device]
+
+    def _built(self, device: str) -> Callable | None:
+        folder = paths.kernels() / self.slug
+        sources = [folder / name for name in self.kernels[device]]
+        with _Noted(build.CompilerMissing) as noted:
+            return kernel_library(self.slug, device, sources).op("run")
+        warnings.warn(f"{self.slug} runs as plain torch on {device}: {noted.text}", stacklevel=2)
+        return None
+
+    def _backward(self, ctx: object, grad: Tensor) -> tuple:
+        """The vjp of the reference; differentiable again under create_graph."""
+        twice = torch.is_grad_enabled()
+        needed = ctx.needs_input_grad
+        tensors = ctx.saved_tensors
+        if not twice:
+            tensors = tuple(
+                t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
+            )
+        with torch.enable_grad():
+            y = self.reference(*tensors)
+            wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
+            grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=twice))
+        return tuple(next(grads) if n else None for n in needed)
+
+
+class _Noted:
+    """A block that may end in one kind of error, whose text is kept."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind, self.text = kind, ""
+
+    def __enter__(self) -> _Noted:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        self.text = str(error)
+        return isinstance(error, self.kind)
+
+
+def _save_inputs(ctx: object, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def is_normal(x: Tensor, linear: nn.Module) -> bool:
+    """True where the fused op stands for the chain; elsewhere the reference's forward runs.
+
+    Normal: a plain nn.Linear with a bias, its own hooks empty, x a strided 2-D tensor of a real
+    floating type, all of one dtype and device, no autocast, no functorch transform, no dual.
+    """
+    if type(linear) is not nn.Linear or not isinstance(x, Tensor) or x.dim() != 2:
+        return False
+    weight, bias = linear.weight, linear.bias
+    if bias is None or x.dtype not in DTYPES or not x.dtype == weight.dtype == bias.dtype:
+        return False
+    device = x.device
+    return (
+        device.type in ("cpu", "cuda")
+        and device == weight.device == bias.device
+        and weight.dim() == 2
+        and x.size(1) == weight.size(1)
+        and bias.shape == (weight.size(0),)
+        and x.layout is weight.layout is torch.strided
+        and not _has_hooks(linear)
+        and not torch.is_autocast_enabled(device.type)
+        and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
+    )
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    held = module.__dict__
+    return any(held.get(name) for name in _HOOKS)
+
+
+def _is_eager(*tensors: Tensor) -> bool:
+    """No functorch transform, no forward-mode level, no tensor subclass with its own dispatch."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        return False
+    return all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+
+
+def explain(x: object, linear: nn.Module) -> None:
+    """Raise what torch would raise on such an x, in words that name the argument.
+
+    Silent where the reference may still accept x: it then decides.
+    """
+    if type(linear) is not nn.Linear or type(x) is not Tensor or x.dim() == 0:
+        return
+    weight = linear.weight
+    name = "weight (out_features, in_features)"
+    if x.size(-1) != weight.size(-1):
+        raise RuntimeError(
+            f"x: got shape {tuple(x.shape)}, wants (batch, in_features={weight.size(-1)}): the last "
+            f"dimension must match {name} = {tuple(weight.shape)}"
+        )
+    if x.device != weight.device:
+        raise RuntimeError(
+            f"x: got device {x.device}, wants {weight.device}, where weight is: move one with .to()"
+        )
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise RuntimeError(
+            f"x: got dtype {x.dtype}, wants {weight.dtype}, the weight's: convert one with .to()"
+        )
+

@@ -1,0 +1,171 @@
+"""What a chain declares about itself: the problem, the steps of its algebra, its variants."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbook.limits import Ceilings, Work
+
+__all__ = ["Problem", "Size", "Step", "Variant"]
+
+# A model, given once, becomes a function of its input: derived weights may be kept in between.
+Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
+# (shape with B, K, N; what the machine reaches) -> milliseconds, said before anything is timed.
+Predict = Callable[[Mapping[str, int], Ceilings], float]
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of a problem: the model's positional arguments and the rows of its input."""
+
+    name: str
+    init: tuple
+    batch: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a derivation, runnable: `compute(x, *parameters)` in the dtype of its input.
+
+    formula: LaTeX, without dollar signs. `holds` is False for a tempting step that is wrong.
+    """
+
+    title: str
+    formula: str
+    reason: str
+    compute: Callable[..., Tensor]
+    holds: bool = True
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a problem, from the reference to the best kernel.
+
+    implementation: torch, cpu, portable or hopper. source: the kernel's file, shown in the ladder.
+    wrong: for a control, what is wrong with it; `check` has to reject it.
+    folds: derived weights are kept between calls. reads: "before" or "after" the algebra, the key
+    of the problem's work. sample: rows to run where the whole batch would take too long.
+    predict: the time, from the shape and the ceilings.
+    """
+
+    name: str
+    implementation: str
+    idea: str
+    make: Make
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    route: str = "float32"
+    source: Path | None = None
+    wrong: str = ""
+    folds: bool = True
+    reads: str = "after"
+    sample: int | None = None
+    predict: Predict | None = None
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.wrong)
+
+    @property
+    def is_rung(self) -> bool:
+        return self.source is not None and not self.wrong
+
+    @property
+    def key(self) -> str:
+        """Name and route: `eager` and `eager/tf32` are two variants."""
+        return self.name if self.route == "float32" else f"{self.name}/{self.route}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fusion problem: reference, drop-in, sizes, derivation, variants.
+
+    work: the operations and bytes at (B, K, N), "before" and "after" the algebra.
+    omissions: `f(model, x)` in float64 with one step of the chain left out; `check` refuses to
+    accept the problem if its rule would accept one of them.
+    rung_of_text: (source, device) -> a variant built from the text of a kernel.
+    """
+
+    slug: str
+    title: str
+    question: str
+    Model: type[nn.Module]
+    ModelNew: type[nn.Module]
+    sizes: Mapping[str, Size]
+    steps: tuple[Step, ...]
+    work: Mapping[str, Callable[[int, int, int], Work]]
+    variants: tuple[Variant, ...]
+    omissions: Mapping[str, Callable[[nn.Module, Tensor], Tensor]]
+    rung_of_text: Callable[[str, str], Variant]
+
+    def size(self, name: str | Size) -> Size:
+        """The size of that name. Raises KeyError naming the sizes there are."""
+        if isinstance(name, Size):
+            return name
+        if name not in self.sizes:
+            raise KeyError(f"size: got {name!r}; {self.slug} has {', '.join(self.sizes)}")
+        return self.sizes[name]
+
+    def init_args(self, size: str | Size = "laptop") -> tuple:
+        """Positional arguments of Model and ModelNew."""
+        return self.size(size).init
+
+    def shape(self, size: str | Size = "laptop") -> dict[str, int]:
+        """B batch, K in_features, N out_features."""
+        chosen = self.size(size)
+        return {"B": chosen.batch, "K": chosen.init[0], "N": chosen.init[1]}
+
+    def inputs(
+        self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"
+    ) -> list[Tensor]:
+        """[x], x of shape (B, K) drawn from U[0, 1) on the CPU, then moved."""
+        shape = self.shape(size)
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.rand(shape["B"], shape["K"], generator=generator).to(device)]
+
+    def get_init_inputs(self) -> list:
+        """The public harness's spelling of init_args("paper")."""
+        return list(self.init_args("paper"))
+
+    def get_inputs(self) -> list[Tensor]:
+        """The public harness's inputs at paper size: CPU, from the global generator."""
+        shape = self.shape("paper")
+        return [torch.rand(shape["B"], shape["K"])]
+
+    def model(
+        self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"
+    ) -> nn.Module:
+        """The reference in eval mode, its parameters drawn on the CPU after `seed`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.Model(*self.init_args(size)).eval().to(device)
+
+    def drop_in(self, model: nn.Module) -> nn.Module:
+        """ModelNew around the very submodules of `model`: their parameters stay shared."""
+        new = copy.copy(model)
+        new.__class__ = self.ModelNew
+        return new
+
+    def variant(self, name: str, device: str | None = None) -> Variant:
+        """The variant of that key. Raises KeyError naming the variants there are."""
+        there = [v for v in self.variants if device is None or device in v.devices]
+        for variant in there:
+            if variant.key == name:
+                return variant
+        known = ", ".join(v.key for v in there)
+        raise KeyError(f"variant: got {name!r}; {self.slug} has {known}")
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{s.name}</td><td>{s.batch}</td><td>{s.init}</td></tr>"
+            for s in self.sizes.values()
+        )
+        return (
+            f"<p><b>{self.title}</b><br>{self.question}</p><table><thead><tr><th>size</th>"
+            f"<th>batch B</th><th>arguments</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
