@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from workbook import build, paths
 from workbook.fold import FoldCache
@@ -19,7 +20,13 @@ from workbook.fold import FoldCache
 __all__ = ["FusedOp", "explain", "is_normal", "kernel_library"]
 
 NAMESPACE = "workbook"
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# What a type is computed in where it has no kernel: no library promises how it adds.
+_WIDER = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
 
@@ -90,9 +97,8 @@ class FusedOp:
         """The derived weights, fresh."""
         return self.folds.get(dtype, parameters, lambda: self.fold(dtype, *parameters))
 
-    def run_plain(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """The algebra in torch; half types compute in float32."""
-        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+    def run_plain(self, x: Tensor, *parameters: Tensor, dtype: torch.dtype) -> Tensor:
+        """The algebra in torch, computed in `dtype`, returned in that of x."""
         return self.plain(x.to(dtype), *self.folded(dtype, *parameters)).to(x.dtype)
 
     def run_kernel(self, run: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
@@ -107,7 +113,7 @@ class FusedOp:
     def _forward(self, x: Tensor, *parameters: Tensor) -> Tensor:
         run = self._run(x.device.type) if x.dtype == torch.float32 else None
         if run is None:
-            return self.run_plain(x, *parameters)
+            return self.run_plain(x, *parameters, dtype=_WIDER[x.dtype])
         return self.run_kernel(run, x, *parameters)
 
     def _run(self, device: str) -> Callable | None:
@@ -133,7 +139,10 @@ class FusedOp:
             tensors = tuple(
                 t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
             )
-        with torch.enable_grad():
+        # The forward ran without autocast, whatever surrounds the backward.
+        with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
+            if twice:  # tensors of their own: one may depend on another, or be it
+                tensors = tuple(t.view_as(t) for t in tensors)
             y = self.reference(*tensors)
             wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
             grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=twice))
@@ -167,7 +176,7 @@ def is_normal(x: Tensor, linear: nn.Module) -> bool:
     if type(linear) is not nn.Linear or not isinstance(x, Tensor) or x.dim() != 2:
         return False
     weight, bias = linear.weight, linear.bias
-    if bias is None or x.dtype not in DTYPES or not x.dtype == weight.dtype == bias.dtype:
+    if bias is None or x.dtype not in _WIDER or not x.dtype == weight.dtype == bias.dtype:
         return False
     device = x.device
     return (
@@ -183,12 +192,19 @@ def is_normal(x: Tensor, linear: nn.Module) -> bool:
     )
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# `forward` is there when somebody put another one on the object itself.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "forward",
+)
 
 
 def _has_hooks(module: nn.Module) -> bool:
     held = module.__dict__
-    return any(held.get(name) for name in _HOOKS)
+    return any(held.get(name) for name in _HOOKS) or _has_any_global_hook()
 
 
 def _is_eager(*tensors: Tensor) -> bool:

@@ -88,6 +88,7 @@ class Problem:
     work: the operations and bytes at (B, K, N), "before" and "after" the algebra.
     omissions: `f(model, x)` in float64 with one step of the chain left out; `check` refuses to
     accept the problem if its rule would accept one of them.
+    fold: the derived weights of a model, made anew.
     rung_of_text: (source, device) -> a variant built from the text of a kernel.
     """
 
@@ -101,6 +102,7 @@ class Problem:
     work: Mapping[str, Callable[[int, int, int], Work]]
     variants: tuple[Variant, ...]
     omissions: Mapping[str, Callable[[nn.Module, Tensor], Tensor]]
+    fold: Callable[[nn.Module], tuple[Tensor, ...]]
     rung_of_text: Callable[[str, str], Variant]
 
     def size(self, name: str | Size) -> Size:

@@ -8,15 +8,13 @@ The sum over features is linear, so it goes through the matrix product: 2 B K N 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from workbook import ops, paths
-from workbook.chains import variants
+from workbook import ops, paths, variants
 from workbook.limits import Work, gemm_work
 from workbook.spec import Problem, Size, Step, Variant
 
@@ -73,18 +71,15 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tens
 
 def plain(x: Tensor, w_sum: Tensor, b_sum: Tensor) -> Tensor:
     """x (B, K) -> (B, 1), the folded chain in torch: one matrix-vector product."""
-    return torch.addmv(b_sum, x, w_sum).unsqueeze(1)
-
-
-@functools.cache
-def _skeleton() -> Model:
-    with torch.device("meta"):
-        return Model(1, 1)
+    return torch.addmv(b_sum.expand(x.size(0)), x, w_sum).unsqueeze(1)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The original chain as a function of its parameters, differentiable."""
-    return functional_call(_skeleton(), {"linear.weight": weight, "linear.bias": bias}, (x,))
+    """The original chain as a function of its parameters, differentiable.
+
+    No module is shared behind it: two threads may run it at once.
+    """
+    return Model.forward(SimpleNamespace(linear=lambda x: _rows(x, weight, bias)), x)
 
 
 def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -166,7 +161,7 @@ def _drop_in(model: nn.Module) -> nn.Module:
 
 def _literal_log_exp(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
-        y = OP.run_plain(x, *variants.parameters_of(model))
+        y = OP.run_plain(x, *variants.parameters_of(model), dtype=torch.float64)
         return torch.log(torch.exp(torch.log(torch.exp(y))))
 
     return run
@@ -315,5 +310,6 @@ problem = Problem(
         ).sum(1, keepdim=True),
         "last feature left out": lambda m, x: _double_rows(m, x)[:, :-1].sum(1, keepdim=True),
     },
+    fold=lambda model: fold(torch.float64, *variants.parameters_of(model)),
     rung_of_text=lambda source, device: variants.rung_of_text(OP, source, device),
 )

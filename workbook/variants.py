@@ -35,7 +35,7 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
     """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU."""
 
     def algebra(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        return lambda x: op.run_plain(x, *parameters_of(model))
+        return lambda x: op.run_plain(x, *parameters_of(model), dtype=x.dtype)
 
     def folding(model: nn.Module) -> Callable[[Tensor], Tensor]:
         new = drop_in(model)

@@ -1,0 +1,99 @@
+"""What this machine reaches: bandwidth and GEMM rates, measured; the denominators of every floor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from workbook import journal, machine, paths, stats, timing
+from workbook.journal import Record, Records
+from workbook.limits import Ceilings
+
+__all__ = ["ceilings_of", "measure_ceilings"]
+
+BUFFER_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+GEMM_SIDE = {"cpu": 2048, "cuda": 8192}
+ROUNDS = {"cpu": 9, "cuda": 15}
+
+
+@functools.cache
+def measure_ceilings(device: str = "cpu", progress: bool = False) -> Ceilings:
+    """Read and copy bandwidth (GB/s), float32 and TF32 GEMM rates (TFLOP/s), an empty launch (ms).
+
+    Measured once a process, a few seconds; kept as records of kind "ceiling" in .runs/.
+    """
+    where = torch.device(device)
+    kind = where.type
+    calls, amounts = _calls(where)
+    samples = timing.interleaved(
+        {name: timing.Call(run, route) for name, (run, route) in calls.items()},
+        where,
+        rounds=ROUNDS[kind],
+        budget_s=8.0,
+        flush=timing.Flush(where, "none"),
+        progress=progress,
+    )
+    run, facts = journal.new_run(), machine.provenance()
+    clocks = machine.clocks(where)
+    records = []
+    for name, times in samples.items():
+        amount, unit = amounts[name]
+        ms = stats.median(times)
+        records.append(
+            Record(
+                kind="ceiling", problem="", variant=name, device=kind, card=machine.card(where),
+                samples_ms=tuple(times), value=amount / ms if amount else ms, unit=unit,
+                clocks=clocks, run=run, **facts,
+            )
+        )  # fmt: skip
+    journal.append(records, journal.place(records[0], paths.runs()))
+    return _of(Records(records))
+
+
+def ceilings_of(card: str) -> Ceilings | None:
+    """The recorded ceilings of a card, the newest ones; None where none were recorded."""
+    found = journal.load([paths.data(), paths.runs()]).query(kind="ceiling", card=card)
+    return _of(found.newest(("card", "variant"))) if found else None
+
+
+def _calls(where: torch.device) -> tuple[dict, dict]:
+    """name -> (call, route), and name -> (amount a millisecond of which is one unit, unit)."""
+    count = BUFFER_BYTES[where.type] // 4
+    source, target = torch.rand(count, device=where), torch.empty(count, device=where)
+    side = GEMM_SIDE[where.type]
+    a, b = (torch.rand(side, side, device=where) for _ in range(2))
+    product, one = torch.empty(side, side, device=where), torch.zeros(1, device=where)
+    calls: dict[str, tuple[Callable[[], object], str]] = {
+        "read": (source.sum, "float32"),
+        "copy": (lambda: target.copy_(source), "float32"),
+        "gemm_float32": (lambda: torch.mm(a, b, out=product), "float32"),
+    }
+    if where.type == "cuda":
+        calls["gemm_tf32"] = (lambda: torch.mm(a, b, out=product), "tf32")
+        calls["launch"] = (one.zero_, "float32")
+    bytes_per_ms, flops_per_ms = 4 * count / 1e6, 2 * side**3 / 1e9
+    amounts = {
+        "read": (bytes_per_ms, "GB/s"),
+        "copy": (2 * bytes_per_ms, "GB/s"),
+        "gemm_float32": (flops_per_ms, "TFLOP/s"),
+        "gemm_tf32": (flops_per_ms, "TFLOP/s"),
+        "launch": (0.0, "ms"),
+    }
+    for run, _ in calls.values():
+        run()  # warm: libraries loaded, pages touched
+    return calls, amounts
+
+
+def _of(records: Records) -> Ceilings:
+    value = {record.variant: record.value for record in records}
+    newest = max(record.date for record in records)
+    return Ceilings(
+        read_gbs=value["read"],
+        copy_gbs=value["copy"],
+        fp32_tflops=value["gemm_float32"],
+        tf32_tflops=value.get("gemm_tf32"),
+        launch_ms=value.get("launch", 0.0),
+        source=f"{records[0].card}, {newest}",
+    )

@@ -1,0 +1,294 @@
+"""Is it fast: variants timed in turn, beside the floor, with what they cost and whether they are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbook import accuracy, ceilings, journal, limits, machine, paths, stats, timing
+from workbook.journal import Record, Records
+from workbook.precision import using_route
+from workbook.spec import Problem, Size, Variant
+
+__all__ = ["BenchResult", "bench", "line", "predict", "records"]
+
+ROUNDS = 30
+FOLDS = 7  # samples of the fold
+LINE = ("problem", "variant", "implementation", "route", "device", "card", "size", "shape", "mode",
+        "median_ms", "floor_ms", "fold_ms", "launches", "peak_bytes", "rel_error",
+        "rel_error_eager", "passed", "extrapolated", "reason", "date", "commit", "run")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Records of kind "bench", one a variant, all of one run."""
+
+    records: Records
+
+    def __getitem__(self, variant: str) -> Record:
+        """The record of a variant key such as "fused" or "eager/tf32"."""
+        for record in self.records:
+            if key_of(record) == variant:
+                return record
+        known = ", ".join(map(key_of, self.records))
+        raise KeyError(f"variant: got {variant!r}; this run has {known}")
+
+    def ratio(self, slow: str = "eager", fast: str = "fused") -> stats.Ratio:
+        """slow / fast, the median over pairs of samples of the same round."""
+        a, b = self[slow].samples_ms, self[fast].samples_ms
+        pairs = min(len(a), len(b))
+        return stats.paired_ratio(a[:pairs], b[:pairs])
+
+    def break_even_calls(self, slow: str = "eager", fast: str = "fused") -> float:
+        """Calls after which folding once and calling `fast` has cost less than calling `slow`."""
+        fold = stats.median(self[fast].fold_ms or (0.0,))
+        return limits.break_even_calls(fold, self[slow].median_ms, self[fast].median_ms)
+
+    def frame(self) -> object:
+        """A pandas DataFrame, a row a variant."""
+        return self.records.frame()
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        eager = next((r.median_ms for r in self.records if key_of(r) == "eager"), None)
+        return [_row(record, eager) for record in self.records]
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+    def _repr_html_(self) -> str:
+        def cells(row: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in row) + "</tr>"
+
+        body = "".join(cells(row, "td") for row in self._rows())
+        return f"<table><thead>{cells(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+_COLUMNS = ("variant", "time", "over eager", "of the floor", "GB/s", "launches", "error", "rule", "")
+
+
+def key_of(record: Record) -> str:
+    """Variant and route, as in Variant.key."""
+    tf32 = record.route == "tf32"
+    return f"{record.variant}/tf32" if tf32 else record.variant
+
+
+def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
+    ms = record.median_ms
+    if ms is None:
+        return (key_of(record), "failed", "", "", "", "", "", "", record.reason)
+    spread = stats.spread(record.samples_ms)
+    speedup = f"{stats.significant(eager_ms / ms, spread)}×" if eager_ms else ""
+    floor = f"{100 * record.floor_ms / ms:.0f} %" if record.floor_ms else ""
+    rate = f"{record.bytes_moved / ms / 1e6:.0f}" if record.bytes_moved else ""
+    error = "" if record.rel_error is None else f"{record.rel_error:.1e}"
+    rule = {True: "within", False: "outside", None: ""}[record.passed]
+    launches = "" if record.launches is None else str(record.launches)
+    time = f"{stats.significant(ms, spread)} ms"
+    return (key_of(record), time, speedup, floor, rate, launches, error, rule, record.reason)
+
+
+def line(record: Record) -> dict:
+    """A bench record as the command line prints it: medians, no samples."""
+    full = {**dataclasses.asdict(record), "median_ms": record.median_ms, "variant": key_of(record)}
+    full["fold_ms"] = stats.median(record.fold_ms) if record.fold_ms else None
+    return {name: full[name] for name in LINE}
+
+
+def records(p: Problem | str | None = None, **equals: object) -> Records:
+    """Records kept in data/ and made here (.runs/): of a problem, and with these values."""
+    found = journal.load([paths.data(), paths.runs()])
+    if p is not None:
+        equals["problem"] = p if isinstance(p, str) else p.slug
+    return journal.query(found, **equals)
+
+
+def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return size or ("paper" if device == "cuda" else "laptop"), device
+
+
+def chosen_variants(p: Problem, names: Sequence[str] | None, device: str) -> list[Variant]:
+    """Those of the names, or every one of the device that is not a control."""
+    if names is not None:
+        return [p.variant(name, device) for name in names]
+    return [v for v in p.variants if device in v.devices and not v.is_control]
+
+
+def predict(
+    p: Problem,
+    *,
+    size: str | Size | None = None,
+    device: str | None = None,
+    variants: Sequence[str] | None = None,
+) -> Records:
+    """The time of each variant before it is timed, from its own rule or the floor of its work.
+
+    Records of kind "prediction", value in ms, appended to .runs/.
+    """
+    size, device = _defaults(size, device)
+    reach, shape = ceilings.measure_ceilings(device), p.shape(size)
+    base = _base(p, size, device)
+    found = Records()
+    for v in chosen_variants(p, variants, device):
+        floor = limits.floor_ms(p.work[v.reads](**shape), reach, v.route)
+        value = v.predict(shape, reach) if v.predict else floor.ms
+        note = "its own rule" if v.predict else f"floor of the work {v.reads} the algebra"
+        found.append(
+            Record(kind="prediction", variant=v.name, implementation=v.implementation,
+                   route=v.route, value=value, unit="ms", note=note, **base)
+        )  # fmt: skip
+    journal.append(found, journal.place(found[0], paths.runs()))
+    return found
+
+
+def bench(
+    p: Problem,
+    *,
+    size: str | Size | None = None,
+    device: str | None = None,
+    variants: Sequence[str | Variant] | None = None,
+    rounds: int = ROUNDS,
+    budget_s: float = 20.0,
+    flush: str = "read",
+    keep: bool = False,
+    progress: bool = False,
+) -> BenchResult:
+    """Time variants in turn, each sample from a cold cache; look at errors, launches, memory.
+
+    variants: keys or Variants; None is every one of the device but the controls. size: laptop on a
+    CPU, paper on a GPU if not given. A variant that fails is recorded with its reason. keep: write
+    the records to data/ too.
+    """
+    size, device = _defaults(size, device)
+    where = torch.device(device)
+    chosen = [v if isinstance(v, Variant) else p.variant(v, device)
+              for v in (variants or chosen_variants(p, None, device))]  # fmt: skip
+    model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
+    truth = _Truth(model, x)
+    base = {**_base(p, size, device), "clocks": machine.clocks(device), "seed": 0}
+    with torch.no_grad():
+        runs, failed = _made(chosen, model, x, where)
+        calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
+        flusher = timing.Flush(where, flush)
+        samples = timing.interleaved(
+            calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
+        )
+        how = {"flush": flush, "flush_bytes": flusher.bytes, "timer": _TIMER[where.type]}
+        reach = ceilings.measure_ceilings(device)
+        found = Records(
+            _measured(p, run, samples[key], base, how, reach, truth) for key, run in runs.items()
+        )
+    found += [_record(p, v, base, passed=False, reason=why) for v, why in failed]
+    found = _with_folds(p, model, where, flusher, found)
+    for place in [paths.runs(), *([paths.data()] if keep else [])]:
+        journal.append(found, journal.place(found[0], place))
+    return BenchResult(found)
+
+
+_TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
+
+
+@dataclass(frozen=True)
+class _Run:
+    variant: Variant
+    call: Callable[[], Tensor]
+    x: Tensor
+    first_ms: float
+    factor: float  # rows asked for over rows run
+
+
+class _Truth:
+    """The float64 oracle and eager's own errors on the bench's input."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.exact = accuracy.oracle(model, x)
+        with torch.no_grad(), using_route("float32"):
+            self.eager = accuracy.errors_of(model(x), self.exact)
+
+
+def _made(
+    chosen: Sequence[Variant], model: nn.Module, x: Tensor, where: torch.device
+) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
+    """Each variant built and called twice; those that raise, with their words."""
+    runs, failed = {}, []
+    for v in chosen:
+        part = x if v.sample is None or v.sample >= x.size(0) else x[: v.sample]
+        try:
+            with using_route(v.route):
+                function = v.make(model)
+                first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
+                function(part)
+        except Exception as error:  # a failed run is a result: kept with its reason
+            failed.append((v, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+            continue
+        factor = x.size(0) / max(part.size(0), 1)
+        runs[v.key] = _Run(v, lambda f=function, part=part: f(part), part, first_ms, factor)
+    return runs, failed
+
+
+def _base(p: Problem, size: str | Size, device: str) -> dict:
+    return {
+        "problem": p.slug, "device": torch.device(device).type, "card": machine.card(device),
+        "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": "eval",
+        "grad": False, "run": journal.new_run(), **machine.provenance(),
+    }  # fmt: skip
+
+
+def _record(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
+    return Record(
+        kind="bench", variant=v.name, implementation=v.implementation, route=v.route,
+        **{**base, **found},
+    )  # fmt: skip
+
+
+def _measured(
+    p: Problem, run: _Run, samples: list[float], base: dict, how: dict,
+    reach: limits.Ceilings, truth: _Truth,
+) -> Record:  # fmt: skip
+    v, shape = run.variant, base["shape"]
+    with using_route(v.route):
+        y = run.call()
+        launches, peak = timing.profile(run.call, run.x.device)
+    errors = accuracy.errors_of(y, truth.exact[: y.size(0)])
+    bounds = accuracy.limits_of(truth.eager)
+    work = p.work[v.reads](**shape)
+    best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
+    reason = ""
+    if run.factor != 1:
+        reason = f"measured at batch {run.x.size(0)}, times {run.factor:g}"
+    return _record(
+        p, v, base, samples_ms=tuple(s * run.factor for s in samples),
+        how={**how, "first_call_ms": run.first_ms, "factor": run.factor},
+        launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
+        flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
+        rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],
+        passed=all(e <= b for e, b in zip(errors, bounds, strict=True)),
+        extrapolated=run.factor != 1, reason=reason,
+    )  # fmt: skip
+
+
+def _with_folds(
+    p: Problem, model: nn.Module, where: torch.device, flusher: timing.Flush, found: Records
+) -> Records:
+    """The records, with what folding costs written into those that fold."""
+    with torch.no_grad():
+        fold = timing.Call(lambda: p.fold(model))
+        times = timing.interleaved(
+            {"fold": fold}, where, rounds=FOLDS, budget_s=5.0, flush=flusher
+        )["fold"]
+        size = sum(t.numel() * t.element_size() for t in fold.run())
+    folds = {v.key for v in p.variants if v.folds and v.reads == "after"}
+    return Records(
+        dataclasses.replace(r, fold_ms=tuple(times), fold_bytes=size) if key_of(r) in folds else r
+        for r in found
+    )
