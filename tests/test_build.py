@@ -197,7 +197,8 @@ def test_undefined_symbol_is_a_build_error(place):
 
 def held_compiler(place: Path) -> tuple[Path, Path, Path]:
     """A compiler that waits while `hold` exists and says by `reached` that it was started."""
-    hold, reached, wrapper = place / "hold", place / "reached", place / "slow c++"
+    hold, reached, wrapper = place / "hold", place / "reached", place / "slow-c++"
+    place.mkdir()
     hold.touch()
     wrapper.write_text(
         "#!/bin/sh\n"
@@ -211,7 +212,7 @@ def held_compiler(place: Path) -> tuple[Path, Path, Path]:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_build_ended_midway_leaves_nothing_that_is_loaded(place, tmp_path, kind):
-    hold, reached, wrapper = held_compiler(tmp_path)
+    hold, reached, wrapper = held_compiler(tmp_path / "a b")
     source = write_kernel(place, 7, "ended midway")
     cache = tmp_path / "cache"
     code = f"lib = build.load('ended', [{str(source)!r}])\nprint(lib.op('answer')(), lib.cached)"
@@ -258,8 +259,9 @@ def test_torch_in_a_path_with_a_space_and_ninja_not_on_path(place, tmp_path):
     source = write_kernel(place, 9, "spaced")
     out, _ = finished(
         script(
-            f"import torch\nassert ' ' in torch.__file__\nlib = build.load('spaced', [{str(source)!r}])"
-            "\nprint(lib.op('answer')(), lib.cached)",
+            "import torch\nassert ' ' in torch.__file__\n"
+            f"lib = build.load('spaced', [{str(source)!r}])\n"
+            "print(lib.op('answer')(), lib.cached)",
             PYTHONPATH=os.pathsep.join([str(site), str(ROOT)]),
             PATH=str(programs),
         )

@@ -27,7 +27,7 @@ import torch
 
 from workbook import paths, recipe, toolchain
 from workbook.recipe import Recipe, Sources
-from workbook.toolchain import CompilerMissing, KernelReport, NvccMissing, kernel_reports
+from workbook.toolchain import BuildError, CompilerMissing, KernelReport, NvccMissing
 
 __all__ = [
     "BuildError",
@@ -42,12 +42,12 @@ __all__ = [
     "load",
 ]
 
+kernel_reports = toolchain.kernel_reports
+
 _SAY_WAITING_AFTER = 3.0  # seconds
 _CHILD = """
 import json, os, shlex, sys
-def told(kind, error, trace):
-    print(f"{kind.__name__}: {error}", error.__cause__ or "", sep="\\n", flush=True)
-sys.excepthook = told
+sys.excepthook = lambda kind, error, trace: print(error, error.__cause__ or "", sep="\\n")
 from torch.utils import cpp_extension
 if " " in cpp_extension.TORCH_LIB_PATH:  # it goes into -L as it is
     cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
@@ -56,15 +56,6 @@ with open(sys.argv[1], encoding="utf-8") as job:
 sys.stdout.flush()
 os._exit(0)
 """
-
-
-class BuildError(RuntimeError):
-    """A build that failed: the text has the first errors, `log` everything, `path` its file."""
-
-    def __init__(self, text: str, log: str, path: Path) -> None:
-        super().__init__(text)
-        self.log = log
-        self.path = path
 
 
 @dataclass(frozen=True)
@@ -124,7 +115,7 @@ def load(
         -gencode in cuda_flags replaces the default one.
     verbose: stream what the compilers say (ptxas too) to stderr; a cached build repeats it.
 
-    Raises BuildError, CompilerMissing or NvccMissing, ValueError for a wrong argument.
+    Raises BuildError, CompilerMissing, NvccMissing; ValueError for a wrong argument.
     """
     start = time.perf_counter()
     plan = recipe.recipe_of(
@@ -196,7 +187,7 @@ def cubin(
                 [*command, "-o", str(made)], folder=unit.parent, echo=verbose
             )
             if status or not made.is_file():
-                raise _error(taken[0].name, log, target.parent)
+                raise toolchain.build_error(taken[0].name, log, target.parent)
             _publish(made, log, target)
     log = _log(target)
     if verbose and cached:
@@ -204,12 +195,8 @@ def cubin(
     return CubinReport(kernel_reports(log), log, target, cached)
 
 
-# --- building ------------------------------------------------------------------------------------
-
-
 def _opened(library: Path) -> bool:
-    """Load a library that is there, once a process: to register twice would abort it, also when
-    this module was reloaded or the file made anew. False if it is not there or does not fit."""
+    """Load a library that is there and fits; once a process, as to register twice aborts it."""
     if any(Path(known).name == library.name for known in torch.ops.loaded_libraries):
         return True
     with contextlib.suppress(OSError):
@@ -234,7 +221,7 @@ def _built(plan: Recipe, library: Path, verbose: bool) -> bool:
         status, log = toolchain.run(command, folder=temporary, env=env, echo=verbose)
         made = temporary / library.name
         if status or not made.is_file():
-            raise _error(plan.name, log, folder)
+            raise toolchain.build_error(plan.name, log, folder)
         _publish(made, log, library)
     return True
 
@@ -253,8 +240,13 @@ def _environment(cuda: bool) -> dict[str, str]:
     """The child's: the programs found here, the modules of this process, no compiler wrapper."""
     hidden = ("PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    env["CXX"] = toolchain.compiler().path
-    env["PATH"] = os.pathsep.join([str(toolchain.ninja_folder()), env.get("PATH", os.defpath)])
+    compiler = Path(toolchain.compiler().path)
+    search = [str(toolchain.ninja_folder()), env.get("PATH", os.defpath)]
+    if " " in str(compiler.parent):  # torch 2.11 does not quote it
+        search.insert(0, str(compiler.parent))
+        compiler = Path(compiler.name)
+    env["CXX"] = str(compiler)
+    env["PATH"] = os.pathsep.join(search)
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     env["PYTHONSAFEPATH"] = "1"
     env["TORCH_NO_COMPILER_WRAPPER"] = "1"
@@ -274,13 +266,6 @@ def _publish(made: Path, log: str, target: Path) -> None:
 def _log(target: Path) -> str:
     log = target.with_name("log.txt")
     return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-
-
-def _error(name: str, log: str, folder: Path) -> BuildError:
-    path = folder / "failed.txt"
-    path.write_text(log, encoding="utf-8")
-    text = "\n".join(f"  {line}" for line in toolchain.first_errors(log))
-    return BuildError(f"{name} does not build:\n{text}\n  all that was said: {path}", log, path)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,7 @@ class Recipe:
             "cuda_sources": [unit(device)] if device else None,
             "extra_cflags": _quoted([*self.host_flags, *common]),
             "extra_cuda_cflags": _quoted([*self.device_flags, *common]),
+            "extra_ldflags": _quoted(toolchain.link_flags()),
             "build_directory": str(folder),
             "with_cuda": self.cuda,
             "verbose": True,  # ninja's output comes through the child's stdout
@@ -96,6 +97,7 @@ def recipe_of(
     host = (toolchain.STABLE_ABI, *toolchain.host_flags(), *unique, *compiler.options, *flags)
     device = toolchain.device_flags(cuda_flags) if cuda else ()
     machine = [torch.__version__, sys.platform, compiler.path, compiler.version]
+    machine += toolchain.link_flags()
     if cuda:
         nvcc = _linkable_nvcc()
         machine += [nvcc.path, nvcc.version, os.environ.get("CC", "")]  # CC: nvcc's host compiler

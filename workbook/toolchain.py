@@ -21,7 +21,14 @@ import torch
 
 from workbook import tools
 
-__all__ = ["CompilerMissing", "KernelReport", "NvccMissing", "Program", "kernel_reports"]
+__all__ = [
+    "BuildError",
+    "CompilerMissing",
+    "KernelReport",
+    "NvccMissing",
+    "Program",
+    "kernel_reports",
+]
 
 STANDARD = "-std=c++20"
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # 2.11: the oldest torch that may load it
@@ -40,20 +47,22 @@ _X86_FLAGS = {
     "AVX512": (*_FMA, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
 }
 # cpp_extension switches the operators of half types off; plain nvcc leaves them on. Same here.
-_HALF_OPERATORS = (
-    "-U__CUDA_NO_HALF_OPERATORS__",
-    "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
-    "-U__CUDA_NO_HALF2_OPERATORS__",
+_HALF_OPERATORS = tuple(
+    f"-U__CUDA_NO_{what}__"
+    for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 )
 DEVICE_FLAGS = (STANDARD, "-O3", "--expt-relaxed-constexpr", "-lineinfo", "-Xptxas", "-v")
 _WITHOUT_GPU = ("80", "90")
 _MOST_LINES = 16  # of compiler output in an error's text
 _ERROR = re.compile(
     r"\berror( C?\d+)? ?:|\berror:|undefined (reference|symbol)|ptxas (error|fatal)"
-    r"|cannot find -l|terminate called|^\s*what\(\)|Could not load this library|\bKilled\b"
+    r"|cannot find -l|terminate called|Exception in aoti_torch"
+    r"|^\s*what\(\)|Could not load this library|\bKilled\b"
 )
-_NOISE = re.compile(r"^(ninja:|FAILED:|\[\d+/\d+\]|collect2:|RuntimeError: Error building)")
+_HINTS = {  # a reason where torch gives none
+    "aoti_torch_library_": "torch refused a registration: an op defined twice, or a wrong schema",
+}
+_NOISE = re.compile(r"^(frame #|ninja:|FAILED:|\[\d+/\d+\]|collect2:|Error building)")
 
 
 class CompilerMissing(RuntimeError):
@@ -62,6 +71,15 @@ class CompilerMissing(RuntimeError):
 
 class NvccMissing(CompilerMissing):
     """There is no nvcc here, or this torch can not link CUDA code."""
+
+
+class BuildError(RuntimeError):
+    """A build that failed: the text has the first errors, `log` everything, `path` its file."""
+
+    def __init__(self, text: str, log: str, path: Path) -> None:
+        super().__init__(text)
+        self.log = log
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -125,6 +143,19 @@ def host_flags(capability: str | None = None, machine: str | None = None) -> tup
     if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
         vectors = next((v for k, v in _X86_FLAGS.items() if capability.startswith(k)), ())
     return (STANDARD, *HOST_FLAGS, *vectors)
+
+
+@functools.cache
+def link_flags() -> tuple[str, ...]:
+    """The C++ library that this process runs with, by path.
+
+    A compiler without a shared one of its own would link a second, static copy into the kernel.
+    The two share some of their variables, and the first number written to a stream crashes.
+    """
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text(errors="replace").splitlines() if maps.is_file() else []
+    found = (line.split(maxsplit=5)[-1] for line in mapped if "/libstdc++.so" in line)
+    return tuple(path for path in [next(found, "")] if os.path.isfile(path))
 
 
 def device_flags(extra: Sequence[str] = ()) -> tuple[str, ...]:
@@ -241,6 +272,14 @@ def kernel_reports(log: str) -> tuple[KernelReport, ...]:
     return tuple(dataclasses.replace(r, name=n) for r, n in zip(reports, names, strict=True))
 
 
+def build_error(name: str, log: str, folder: Path) -> BuildError:
+    """The error to raise for a failed build; its log is kept in `folder`."""
+    path = folder / "failed.txt"
+    path.write_text(log, encoding="utf-8")
+    text = "\n".join(f"  {line}" for line in first_errors(log))
+    return BuildError(f"{name} does not build:\n{text}\n  all that was said: {path}", log, path)
+
+
 def first_errors(log: str) -> list[str]:
     """The first errors with the two lines that a compiler writes below each (code and caret)."""
     lines = [line.rstrip()[:200] for line in log.splitlines() if not _NOISE.search(line)]
@@ -248,10 +287,9 @@ def first_errors(log: str) -> list[str]:
     for i, line in enumerate(lines):
         if _ERROR.search(line):
             chosen += [j for j in range(i, min(i + 3, len(lines))) if j not in chosen]
-    picked = [lines[i] for i in chosen if lines[i].strip()]
-    if "aoti_torch_library_" in log:  # torch gives no reason across its C interface
-        picked.append("torch refused a registration: an op defined twice, or a wrong schema")
-    return (picked or lines[-_MOST_LINES:])[:_MOST_LINES]
+    picked = [lines[i] for i in chosen if lines[i].strip()] or lines[-_MOST_LINES:]
+    hints = [hint for sign, hint in _HINTS.items() if sign in log]
+    return picked[: _MOST_LINES - len(hints)] + hints
 
 
 def _demangled(names: Sequence[str]) -> list[str]:
