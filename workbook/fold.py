@@ -2,10 +2,11 @@
 
 A fold is computed once from parameters and used until one of them changes. Nobody is told when a
 parameter changes, so each lookup compares stamps: the tensor object itself (by weak reference),
-data pointer, version counter, shape, stride, dtype and device, and a global epoch that moves with
-every optimizer step, because fused optimizers write without moving the version counter.
+storage, data pointer, version counter, shape, stride, dtype and device, and a global epoch that
+moves with every optimizer step, because fused optimizers write without moving the version counter.
+Folds of memory shared between processes are not kept: another process moves no counter here.
 
-One change stays hidden: an edit in place through `.data`. After it, call `refresh`.
+One change stays hidden: an edit in place through `.data` or a numpy view. After it, call `refresh`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["FoldCache", "freeze", "refresh"]
@@ -39,6 +41,7 @@ register_optimizer_step_post_hook(_after_step)
 def _stamp(tensor: Tensor) -> tuple:
     return (
         tensor.data_ptr(),
+        tensor.untyped_storage()._cdata,
         tensor._version,
         tensor.shape,
         tensor.stride(),
@@ -50,6 +53,9 @@ def _stamp(tensor: Tensor) -> tuple:
 @dataclass
 class _Entry:
     alive: tuple[weakref.ref, ...]
+    # Held so that no later storage gets the same address: after `p.data = a; p.data = b` the data
+    # pointer may be the old one, and assigning `.data` moves no version counter.
+    storages: tuple[StorageWeakRef, ...]
     stamps: tuple[tuple, ...]
     epoch: int
     folded: Folded
@@ -91,7 +97,7 @@ class FoldCache:
             return _made(make)
         if known and entry.is_fresh(tensors):
             return self._ordered(entry, tensors[0])
-        return self._keep(key, tensors, _made(make))
+        return self._keep(key, tensors, make)
 
     def drop(self, tensors: Sequence[Tensor]) -> None:
         """Forget every fold that one of these tensors is part of."""
@@ -99,14 +105,20 @@ class FoldCache:
         for key in [key for key in list(self._entries) if ids & set(key[1:])]:
             self._entries.pop(key, None)
 
-    def _keep(self, key: tuple, tensors: Sequence[Tensor], folded: Folded) -> Folded:
+    def _keep(self, key: tuple, tensors: Sequence[Tensor], make: Callable[[], Folded]) -> Folded:
         entries = self._entries
+        # Read before folding: weights that another thread changes meanwhile are folded again.
+        stamps, epoch = tuple(map(_stamp, tensors)), _Epoch.value
+        folded = _made(make)
+        if tensors[0] not in _frozen and any(map(_is_shared, tensors)):
+            return folded
 
         def forget(_: object) -> None:
             entries.pop(key, None)
 
         alive = tuple(weakref.ref(t, forget) for t in tensors)
-        entry = _Entry(alive, tuple(map(_stamp, tensors)), _Epoch.value, folded)
+        storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors)
+        entry = _Entry(alive, storages, stamps, epoch, folded)
         if tensors[0].is_cuda:
             entry.stream = _raw_stream(tensors[0])
             entry.event = torch.cuda.Event()
@@ -158,6 +170,11 @@ def _raw_stream(tensor: Tensor) -> int:
     return torch._C._cuda_getCurrentRawStream(tensor.get_device())
 
 
+def _is_shared(tensor: Tensor) -> bool:
+    """True for CPU memory that other processes may write."""
+    return not tensor.is_cuda and tensor.is_shared()
+
+
 def _is_capturing(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -169,8 +186,9 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def refresh(module: nn.Module) -> None:
     """Drop the folds of a module's parameters and buffers, frozen or not; the next call folds.
 
-    Needed after an edit in place through `.data` (`p.data.mul_(2)`), the one change that torch
-    hides: it moves neither the version counter nor the data pointer. Harmless at other times.
+    Needed after an edit in place through `.data` (`p.data.mul_(2)`) or through a numpy view, the one
+    change that torch hides: it moves neither the version counter nor the data pointer. Harmless at
+    other times.
     """
     tensors = _tensors(module)
     for tensor in tensors:
@@ -185,5 +203,6 @@ def freeze(module: nn.Module) -> None:
     A CUDA graph captured from a frozen module replays without folding; the fold has to be there
     before the capture, so call the module once after `freeze`. `refresh` ends it.
     """
+    refresh(module)  # a fold from before the last change must not become the frozen one
     for tensor in _tensors(module):
         _frozen.add(tensor)

@@ -23,7 +23,7 @@ void run(const wb::Tensor& x, const wb::Tensor& weight, const wb::Tensor& bias,
   wb::expect(w_sum, "w_sum", wb::Double, {K});
   wb::expect(b_sum, "b_sum", wb::Double, {});
   wb::expect(y, "y", wb::Float, {B, 1});
-  for (const wb::Tensor* other : {&weight, &w_sum, &b_sum, static_cast<const wb::Tensor*>(&y)})
+  for (const wb::Tensor* other : {&weight, &bias, &w_sum, &b_sum, static_cast<const wb::Tensor*>(&y)})
     wb::expect_same_device(x, "x", *other, "another argument");
   const SumChain p{x.const_data_ptr<float>(),      weight.const_data_ptr<float>(),
                    bias.const_data_ptr<float>(),   w_sum.const_data_ptr<double>(),
