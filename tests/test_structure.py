@@ -19,9 +19,9 @@ PACKAGE = "workbook"
 # Lowest first: a module imports only from those before it. `chains` is a package: its __init__ is
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
-    "paths stats record journal tools machine diagnosis limits spec timing fold "
-    "toolchain recipe build ops chains ceilings accuracy compare plot "
-    "standin runner tidy pages report cli"
+    "paths stats record journal tools machine diagnosis precision limits spec timing fold "
+    "toolchain recipe build ops variants chains ceilings families accuracy results compare "
+    "style legend plot trial prose standin runner tidy pages report cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

@@ -22,6 +22,7 @@ from workbook.families import FAMILIES, STATES
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.spec import Problem, Size, Variant
+from workbook.variants import kernels_digest
 
 __all__ = ["CheckFailed", "CheckResult", "check", "errors_of", "limits_of", "oracle"]
 
@@ -163,7 +164,8 @@ def check(
     base = {
         "problem": p.slug, "variant": chosen.key, "implementation": chosen.implementation,
         "route": route, "device": device, "card": machine.card(device), "dtype": "float32",
-        "mode": "eval", "run": journal.new_run(), **machine.provenance(),
+        "kernels_digest": kernels_digest(p.slug, chosen, device), "mode": "eval",
+        "run": journal.new_run(), **machine.provenance(),
     }  # fmt: skip
     records, scores = Records(), _Scores(p)
     for case in tqdm(cases, desc=f"check {chosen.key}", disable=not progress, leave=False):

@@ -1,4 +1,4 @@
-"""What this machine reaches: bandwidth and GEMM rates, measured; the denominators of every floor."""
+"""What this machine reaches, measured: bandwidth and GEMM rates, the denominators of every floor."""
 
 from __future__ import annotations
 

@@ -1,115 +1,25 @@
-"""Is it fast: variants timed in turn, beside the floor, with what they cost and whether they are right."""
+"""Is it fast: variants timed in turn, beside the floor, their cost and their errors."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from workbook import accuracy, ceilings, journal, limits, machine, paths, stats, timing
+from workbook import accuracy, ceilings, journal, limits, machine, paths, timing
 from workbook.journal import Record, Records
 from workbook.precision import using_route
+from workbook.results import BenchResult, key_of
 from workbook.spec import Problem, Size, Variant
+from workbook.variants import kernels_digest
 
-__all__ = ["BenchResult", "bench", "line", "predict", "records"]
+__all__ = ["bench", "predict"]
 
 ROUNDS = 30
 FOLDS = 7  # samples of the fold
-LINE = ("problem", "variant", "implementation", "route", "device", "card", "size", "shape", "mode",
-        "median_ms", "floor_ms", "fold_ms", "launches", "peak_bytes", "rel_error",
-        "rel_error_eager", "passed", "extrapolated", "reason", "date", "commit", "run")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class BenchResult:
-    """Records of kind "bench", one a variant, all of one run."""
-
-    records: Records
-
-    def __getitem__(self, variant: str) -> Record:
-        """The record of a variant key such as "fused" or "eager/tf32"."""
-        for record in self.records:
-            if key_of(record) == variant:
-                return record
-        known = ", ".join(map(key_of, self.records))
-        raise KeyError(f"variant: got {variant!r}; this run has {known}")
-
-    def ratio(self, slow: str = "eager", fast: str = "fused") -> stats.Ratio:
-        """slow / fast, the median over pairs of samples of the same round."""
-        a, b = self[slow].samples_ms, self[fast].samples_ms
-        pairs = min(len(a), len(b))
-        return stats.paired_ratio(a[:pairs], b[:pairs])
-
-    def break_even_calls(self, slow: str = "eager", fast: str = "fused") -> float:
-        """Calls after which folding once and calling `fast` has cost less than calling `slow`."""
-        fold = stats.median(self[fast].fold_ms or (0.0,))
-        return limits.break_even_calls(fold, self[slow].median_ms, self[fast].median_ms)
-
-    def frame(self) -> object:
-        """A pandas DataFrame, a row a variant."""
-        return self.records.frame()
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        eager = next((r.median_ms for r in self.records if key_of(r) == "eager"), None)
-        return [_row(record, eager) for record in self.records]
-
-    def __str__(self) -> str:
-        rows = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
-
-    def _repr_html_(self) -> str:
-        def cells(row: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in row) + "</tr>"
-
-        body = "".join(cells(row, "td") for row in self._rows())
-        return f"<table><thead>{cells(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>"
-
-
-_COLUMNS = ("variant", "time", "over eager", "of the floor", "GB/s", "launches", "error", "rule", "")
-
-
-def key_of(record: Record) -> str:
-    """Variant and route, as in Variant.key."""
-    tf32 = record.route == "tf32"
-    return f"{record.variant}/tf32" if tf32 else record.variant
-
-
-def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
-    ms = record.median_ms
-    if ms is None:
-        return (key_of(record), "failed", "", "", "", "", "", "", record.reason)
-    spread = stats.spread(record.samples_ms)
-    speedup = f"{stats.significant(eager_ms / ms, spread)}×" if eager_ms else ""
-    floor = f"{100 * record.floor_ms / ms:.0f} %" if record.floor_ms else ""
-    rate = f"{record.bytes_moved / ms / 1e6:.0f}" if record.bytes_moved else ""
-    error = "" if record.rel_error is None else f"{record.rel_error:.1e}"
-    rule = {True: "within", False: "outside", None: ""}[record.passed]
-    launches = "" if record.launches is None else str(record.launches)
-    time = f"{stats.significant(ms, spread)} ms"
-    return (key_of(record), time, speedup, floor, rate, launches, error, rule, record.reason)
-
-
-def line(record: Record) -> dict:
-    """A bench record as the command line prints it: medians, no samples."""
-    full = {**dataclasses.asdict(record), "median_ms": record.median_ms, "variant": key_of(record)}
-    full["fold_ms"] = stats.median(record.fold_ms) if record.fold_ms else None
-    return {name: full[name] for name in LINE}
-
-
-def records(p: Problem | str | None = None, **equals: object) -> Records:
-    """Records kept in data/ and made here (.runs/): of a problem, and with these values."""
-    found = journal.load([paths.data(), paths.runs()])
-    if p is not None:
-        equals["problem"] = p if isinstance(p, str) else p.slug
-    return journal.query(found, **equals)
 
 
 def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
@@ -201,10 +111,13 @@ _TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
 @dataclass(frozen=True)
 class _Run:
     variant: Variant
-    call: Callable[[], Tensor]
+    function: Callable[[Tensor], Tensor]
     x: Tensor
     first_ms: float
     factor: float  # rows asked for over rows run
+
+    def call(self) -> Tensor:
+        return self.function(self.x)
 
 
 class _Truth:
@@ -232,7 +145,7 @@ def _made(
             failed.append((v, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
             continue
         factor = x.size(0) / max(part.size(0), 1)
-        runs[v.key] = _Run(v, lambda f=function, part=part: f(part), part, first_ms, factor)
+        runs[v.key] = _Run(v, function, part, first_ms, factor)
     return runs, failed
 
 
@@ -247,7 +160,7 @@ def _base(p: Problem, size: str | Size, device: str) -> dict:
 def _record(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
     return Record(
         kind="bench", variant=v.name, implementation=v.implementation, route=v.route,
-        **{**base, **found},
+        kernels_digest=kernels_digest(p.slug, v, base["device"]), **{**base, **found},
     )  # fmt: skip
 
 
@@ -268,13 +181,21 @@ def _measured(
         reason = f"measured at batch {run.x.size(0)}, times {run.factor:g}"
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
-        how={**how, "first_call_ms": run.first_ms, "factor": run.factor},
+        how={**how, "first_call_ms": run.first_ms, "factor": run.factor, **_host(run)},
         launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
         rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],
         passed=all(e <= b for e, b in zip(errors, bounds, strict=True)),
         extrapolated=run.factor != 1, reason=reason,
     )  # fmt: skip
+
+
+def _host(run: _Run) -> dict:
+    """Host time of one forward with gradients on, one row, for the drop-in and what it replaces."""
+    if run.variant.key != "fused" and not (run.variant.key == "eager" and run.x.is_cuda):
+        return {}
+    with torch.enable_grad():
+        return {"host_us_grad": timing.host_us(lambda: run.function(run.x[:1]), run.x.device)}
 
 
 def _with_folds(

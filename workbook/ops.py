@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from workbook import build, paths
+from workbook import build, paths, toolchain
 from workbook.fold import FoldCache
 
-__all__ = ["FusedOp", "explain", "is_normal", "kernel_library"]
+__all__ = ["FusedOp", "explain", "is_normal", "kernel_library", "missing"]
 
 NAMESPACE = "workbook"
 # What a type is computed in where it has no kernel: no library promises how it adds.
@@ -54,6 +54,16 @@ def kernel_library(
         flags=flags,
         verbose=verbose,
     )
+
+
+def missing(device: str) -> str:
+    """What a build for this device lacks, in a line with the remedy; empty if nothing."""
+    with _Noted(build.CompilerMissing) as noted:
+        toolchain.compiler()
+        toolchain.ninja_folder()
+        if device == "cuda":
+            toolchain.nvcc()
+    return noted.text
 
 
 class FusedOp:
@@ -159,7 +169,7 @@ class _Noted:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        self.text = str(error)
+        self.text = str(error or "")
         return isinstance(error, self.kind)
 
 
@@ -227,8 +237,8 @@ def explain(x: object, linear: nn.Module) -> None:
     name = "weight (out_features, in_features)"
     if x.size(-1) != weight.size(-1):
         raise RuntimeError(
-            f"x: got shape {tuple(x.shape)}, wants (batch, in_features={weight.size(-1)}): the last "
-            f"dimension must match {name} = {tuple(weight.shape)}"
+            f"x: got shape {tuple(x.shape)}, wants (batch, in_features={weight.size(-1)}): the "
+            f"last dimension must match {name} = {tuple(weight.shape)}"
         )
     if x.device != weight.device:
         raise RuntimeError(
@@ -238,4 +248,3 @@ def explain(x: object, linear: nn.Module) -> None:
         raise RuntimeError(
             f"x: got dtype {x.dtype}, wants {weight.dtype}, the weight's: convert one with .to()"
         )
-

@@ -47,7 +47,8 @@ class Step:
 class Variant:
     """One way to compute a problem, from the reference to the best kernel.
 
-    implementation: torch, cpu, portable or hopper. source: the kernel's file, shown in the ladder.
+    implementation: torch, cpu, portable or hopper. source: the kernel's file, shown in the ladder;
+    files: every kernel file it may run, of any device.
     wrong: for a control, what is wrong with it; `check` has to reject it.
     folds: derived weights are kept between calls. reads: "before" or "after" the algebra, the key
     of the problem's work. sample: rows to run where the whole batch would take too long.
@@ -61,6 +62,7 @@ class Variant:
     devices: tuple[str, ...] = ("cpu", "cuda")
     route: str = "float32"
     source: Path | None = None
+    files: tuple[Path, ...] = ()
     wrong: str = ""
     folds: bool = True
     reads: str = "after"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from workbook import ops
+from workbook import build, ops, paths
 from workbook.fold import refresh
 from workbook.spec import Make, Predict, Variant
 
-__all__ = ["parameters_of", "rung", "rung_of_text", "standard"]
+__all__ = ["kernels_digest", "library_of", "parameters_of", "rung", "rung_of_text", "standard"]
 
 
 def parameters_of(model: nn.Module) -> tuple[Tensor, ...]:
@@ -46,6 +47,8 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
 
         return run
 
+    folder = paths.kernels() / op.slug
+    files = tuple(folder / name for names in op.kernels.values() for name in names)
     said = {
         "eager": ("the reference, as it is written", _eager),
         "compile": ("torch.compile of the reference, fullgraph", _compiled),
@@ -60,8 +63,10 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
         for v in baselines
     ]
     ours = [
-        Variant("fused", "kernel", "ModelNew: the fold kept fresh, our kernel", drop_in),
-        Variant("fused+fold", "kernel", "ModelNew just after its weights changed", folding),
+        Variant(
+            "fused", "kernel", "ModelNew: the fold kept fresh, our kernel", drop_in, files=files
+        ),
+        Variant("fused+fold", "kernel", "ModelNew, its weights just changed", folding, files=files),
     ]
     return (*baselines, *in_tf32, *ours)
 
@@ -82,9 +87,10 @@ def rung(
         file.stem,
         "portable" if device == "cuda" else "cpu",
         idea,
-        _make(op, device, [file], reads == "before"),
+        _make(op, device, [file], reads),
         (device,),
         source=file,
+        files=(file,),
         wrong=wrong,
         folds=reads == "after",
         reads=reads,
@@ -93,20 +99,49 @@ def rung(
     )
 
 
+def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Library:
+    """The built library of a rung or of a control that has a source."""
+    return ops.kernel_library(
+        slug, variant.devices[0], [variant.source], flags=_flags(variant.reads), verbose=verbose
+    )
+
+
+def kernels_digest(slug: str, variant: Variant, device: str) -> str:
+    """Of what a variant is compiled from on a device: its files, the binding, every header.
+
+    A record with another digest was measured with other sources; "" for plain torch.
+    """
+    suffix = ".cu" if device == "cuda" else ".cpp"
+    files = [f for f in variant.files if f.suffix == suffix]
+    if not files:
+        return ""
+    folder = paths.kernels() / slug
+    shared = [folder / "binding.cpp", *folder.glob("*.h")]
+    shared += [f for f in (paths.kernels() / "common").iterdir() if f.suffix in (".h", ".cuh")]
+    text = "\0".join(
+        f"{f.name}\0{f.read_text(encoding='utf-8')}" for f in sorted([*files, *shared])
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _flags(reads: str) -> list[str]:
+    """A rung that does not fold reads weight and bias through plain pointers."""
+    return ["-DWB_READS_WEIGHT"] if reads == "before" else []
+
+
 def rung_of_text(op: ops.FusedOp, source: str, device: str) -> Variant:
     """A rung from the text of a kernel: what `wb.try_kernel` builds."""
     name = "tried.cu" if device == "cuda" else "tried.cpp"
-    make = _make(op, device, {name: source}, True)
+    make = _make(op, device, {name: source}, "before")
     implementation = "portable" if device == "cuda" else "cpu"
     return Variant("tried", implementation, "a kernel from a string", make, (device,))
 
 
 def _make(
-    op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], reads_weight: bool
+    op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], reads: str
 ) -> Make:
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        flags = ["-DWB_READS_WEIGHT"] if reads_weight else []
-        run = ops.kernel_library(op.slug, device, sources, flags=flags).op("run")
+        run = ops.kernel_library(op.slug, device, sources, flags=_flags(reads)).op("run")
 
         def call(x: Tensor) -> Tensor:
             with torch.no_grad():

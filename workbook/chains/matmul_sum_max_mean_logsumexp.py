@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 class ModelNew(Model):
-    """The drop-in: same constructor, submodules, state_dict, random draws; one dot product a sample.
+    """The drop-in: constructor, submodules, state_dict and random draws of Model; one dot product.
 
     The weights are folded when first used and again after they change. After an edit in place
     through `.data`, which torch hides, call `workbook.refresh(model)`.

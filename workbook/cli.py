@@ -1,0 +1,296 @@
+"""python -m workbook: list, doctor, build, check, bench, results, records, run, report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from workbook import journal, paths
+
+__all__ = ["main"]
+
+Arguments = argparse.Namespace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if all is well, 1 if a check or report failed, 2 if it could not run."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        return _stopped("stopped; what was measured before is in .runs/", 130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stderr.close()
+        return 0
+    except _expected() as error:
+        words = error.args[0] if isinstance(error, KeyError) else error
+        return _stopped(str(words), 2)
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """What a user can cause: told in its own words, without a traceback."""
+    from workbook import build, machine, pages
+
+    return (
+        KeyError, ValueError, FileNotFoundError, PermissionError, paths.NotInCheckout,
+        journal.JournalError, machine.NoDevice, build.BuildError, build.CompilerMissing,
+        pages.MissingJupyter,
+    )  # fmt: skip
+
+
+def _stopped(words: str, status: int) -> int:
+    print(f"workbook: {words}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workbook", description="Fused PyTorch chains: build, check, time, report."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable, help: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=help, description=help[0].upper() + help[1:] + ".",
+            epilog=f"example:  python -m workbook {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        command.set_defaults(run=run)
+        return command
+
+    slug = "matmul_sum_max_mean_logsumexp"
+    _json(add("list", _list, "the problems, their sizes and variants", "list"))
+    _json(add("doctor", _doctor, "what this machine has and lacks, with the remedy", "doctor"))
+    build = add("build", _build, "compile the kernels of a problem", f"build {slug} --verbose")
+    _where(build, size=False)
+    build.add_argument("--verbose", action="store_true", help="show ninja and ptxas at work")
+    check = add("check", _check, "hold variants against the float64 oracle", f"check {slug}")
+    _where(check)
+    _json(check)
+    check.add_argument("--variants", default="fused", help="comma-separated, or `controls`, `all`")
+    check.add_argument("--keep", action="store_true", help="write the records to data/ too")
+    bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
+    _where(bench)
+    _json(bench)
+    bench.add_argument("--variants", help="comma-separated; all of the device if not given")
+    bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
+    bench.add_argument("--budget", type=float, default=20.0, help="seconds for all samples (20)")
+    bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
+                       help="how the cache is emptied before each sample (read)")  # fmt: skip
+    bench.add_argument("--keep", action="store_true", help="write the records to data/ too")
+    results = add("results", _results, "recorded times, newest run of a card first", "results")
+    results.add_argument("slugs", nargs="*", metavar="SLUG")
+    _json(results)
+    records = add("records", _records, "take records from elsewhere into data/",
+                  "records import from_the_gpu_server.jsonl")  # fmt: skip
+    records.add_argument("action", choices=("import",))
+    records.add_argument("file", type=Path, metavar="FILE", help="a .jsonl file or a folder")
+    run = add("run", _run, "execute notebooks without Jupyter",
+              "run 01_matmul_sum_max_mean_logsumexp --output executed/")  # fmt: skip
+    run.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="name or path; all if none")
+    run.add_argument("--output", type=Path, help="folder for the executed notebooks")
+    report = add("report", _report, "execute notebooks and export HTML", "report")
+    report.add_argument("notebooks", nargs="*", metavar="SLUG", help="part of a name; all if none")
+    report.add_argument("--out", type=Path, help="folder of the pages (reports/)")
+    return parser
+
+
+def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
+    command.add_argument("slugs", nargs="+", metavar="SLUG", help="a problem; see `list`")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="a GPU if there is one")
+    if size:
+        command.add_argument("--size", choices=("laptop", "paper"), help="which of its sizes")
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one object a line on stdout")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, wants at least 1")
+    return value
+
+
+def _print(objects: Iterable[dict]) -> None:
+    for one in objects:
+        print(json.dumps(one, default=str), flush=True)
+
+
+def _device(arguments: Arguments) -> str:
+    import torch
+
+    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _list(arguments: Arguments) -> int:
+    from workbook.chains import problems
+
+    for p in problems():
+        keys = [v.key for v in p.variants]
+        if arguments.json:
+            sizes = {name: {**p.shape(name)} for name in p.sizes}
+            _print([{"problem": p.slug, "title": p.title, "sizes": sizes, "variants": keys}])
+            continue
+        sizes = "; ".join(f"{n}: " + ", ".join(f"{k}={v}" for k, v in p.shape(n).items())
+                          for n in p.sizes)  # fmt: skip
+        print(f"{p.slug}\n  {p.title}\n  sizes     {sizes}\n  variants  {', '.join(keys)}")
+    return 0
+
+
+def _doctor(arguments: Arguments) -> int:
+    from workbook.diagnosis import doctor
+
+    findings = doctor()
+    if arguments.json:
+        _print(vars(f) for f in findings)
+    else:
+        print("\n".join(map(str, findings)))
+    return int(any(f.ok is False for f in findings))
+
+
+def _build(arguments: Arguments) -> int:
+    from workbook.chains import problem
+    from workbook.variants import library_of
+
+    device = _device(arguments)
+    for slug in arguments.slugs:
+        for v in problem(slug).variants:
+            if v.source is not None and device in v.devices:
+                made = library_of(slug, v, verbose=arguments.verbose)
+                state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
+                print(f"{slug} {v.key}: {state} ({made.digest})")
+    return 0
+
+
+def _check(arguments: Arguments) -> int:
+    from workbook.accuracy import check
+    from workbook.chains import problem
+
+    device, right = _device(arguments), True
+    for slug in arguments.slugs:
+        p = problem(slug)
+        for v in _named(p, arguments.variants, device):
+            result = check(
+                p, variant=v, device=device, size=arguments.size or "laptop",
+                stop=v.is_control, keep=arguments.keep, progress=sys.stderr.isatty(),
+            )  # fmt: skip
+            right &= result.ok != v.is_control
+            if arguments.json:
+                _print(_check_line(r) for r in result.records)
+                continue
+            print(f"{result}" + (f"\n  control: {v.wrong}" if v.is_control else ""))
+            for score in result.scores:
+                verdict = "ACCEPTED: the rule is blind" if score["accepted"] else "rejected"
+                print(f"  {score['name']}: {score['rel_error']:.1e}, {verdict}")
+    return int(not right)
+
+
+def _check_line(record: journal.Record) -> dict:
+    names = ("problem", "variant", "route", "device", "card", "size", "shape", "family", "state",
+             "seed", "rel_error", "rel_error_rows", "rel_error_eager", "rel_error_eager_rows",
+             "limit", "passed", "reason", "date", "commit")  # fmt: skip
+    return {name: getattr(record, name) for name in names}
+
+
+def _named(p: object, names: str, device: str) -> list:
+    here = [v for v in p.variants if device in v.devices and v.route == "float32"]
+    if names == "all":
+        return here
+    if names == "controls":
+        return [v for v in here if v.is_control]
+    return [p.variant(name, device) for name in names.split(",")]
+
+
+def _bench(arguments: Arguments) -> int:
+    from workbook.chains import problem
+    from workbook.compare import bench
+    from workbook.results import line
+
+    device = _device(arguments)
+    for slug in arguments.slugs:
+        names = arguments.variants.split(",") if arguments.variants else None
+        result = bench(
+            problem(slug), size=arguments.size, device=device, variants=names,
+            rounds=arguments.rounds, budget_s=arguments.budget, flush=arguments.flush,
+            keep=arguments.keep, progress=True,
+        )  # fmt: skip
+        if arguments.json:
+            _print(map(line, result.records))
+        else:
+            first = result.records[0]
+            shape = ", ".join(f"{k}={v}" for k, v in first.shape.items())
+            print(f"{slug} on {first.card}, {first.size} ({shape})\n{result}")
+    return 0
+
+
+def _results(arguments: Arguments) -> int:
+    from workbook.results import line
+
+    kept = journal.load(paths.data()).query(kind="bench")
+    if not kept:
+        raise ValueError("data/ holds no results: run `bench SLUG --keep` or `records import FILE`")
+    wanted = tuple(arguments.slugs) or tuple({r.problem for r in kept})
+    unknown = sorted(set(wanted) - {r.problem for r in kept})
+    if unknown:
+        raise KeyError(f"no results of {', '.join(unknown)} in data/")
+    newest = sorted(
+        kept.query(problem=wanted).newest(), key=lambda r: (r.card, r.date), reverse=True
+    )
+    if arguments.json:
+        _print(map(line, newest))
+        return 0
+    for r in newest:
+        ms = "failed" if r.median_ms is None else f"{r.median_ms:.4g} ms"
+        print(f"{r.card} | {r.problem} | {r.size} | {line(r)['variant']} | {ms} | {r.date}")
+    return 0
+
+
+def _records(arguments: Arguments) -> int:
+    found = journal.load(arguments.file)
+    if not found:
+        raise ValueError(f"FILE: {arguments.file} holds no records")
+    there = {r.to_json() for r in journal.load(paths.data())}
+    new = [r for r in found if r.to_json() not in there]
+    for place in sorted({journal.place(r, paths.data()) for r in new}):
+        journal.append([r for r in new if journal.place(r, paths.data()) == place], place)
+        print(place.relative_to(paths.root()))
+    print(f"{len(new)} records taken, {len(found) - len(new)} were there", file=sys.stderr)
+    return 0
+
+
+def _notebooks(names: Sequence[str]) -> list[Path]:
+    """Notebooks whose name holds one of `names`, in reading order; paths stand for themselves."""
+    every = sorted(paths.notebooks().glob("*.ipynb"))
+    if not names:
+        return every
+    found = [Path(n) for n in names if n.endswith(".ipynb")]
+    for name in (n for n in names if not n.endswith(".ipynb")):
+        held = [file for file in every if name in file.stem]
+        if not held:
+            raise KeyError(f"notebook: got {name!r}; there are {', '.join(f.stem for f in every)}")
+        found += held
+    return found
+
+
+def _run(arguments: Arguments) -> int:
+    from workbook.runner import run_notebook
+
+    right = True
+    for file in _notebooks(arguments.notebooks):
+        output = arguments.output / file.name if arguments.output else None
+        result = run_notebook(file, output=output)
+        state = "ok" if result.ok else f"FAILED: {result.error}"
+        print(f"{file.stem}: {state} ({result.seconds:.1f} s)", flush=True)
+        right &= result.ok
+    return int(not right)
+
+
+def _report(arguments: Arguments) -> int:
+    from workbook import report
+
+    return report.exit_status(report.export(_notebooks(arguments.notebooks), arguments.out))

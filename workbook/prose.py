@@ -1,0 +1,179 @@
+"""Records and declarations → what a notebook says: sources, derivations, tables, sentences.
+
+A number in a sentence is computed here from records, so that it can not go stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+
+import torch
+
+from workbook import build, limits, ops, paths, stats, style
+from workbook.journal import Record, Records
+from workbook.results import BenchResult, key_of, records
+from workbook.spec import Problem, Variant
+from workbook.variants import kernels_digest, parameters_of
+
+__all__ = [
+    "Text",
+    "derivation",
+    "floor_of",
+    "is_stale",
+    "label",
+    "outcome",
+    "recorded",
+    "resources",
+    "shares",
+    "show",
+]
+
+NEAR = 1.5  # a time within this factor of its prediction counts as predicted
+
+
+@dataclass(frozen=True)
+class Text:
+    """Markdown: rendered in a notebook, plain elsewhere."""
+
+    markdown: str
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown
+
+    def __str__(self) -> str:
+        return self.markdown
+
+
+def show(what: Variant | type) -> Text:
+    """A kernel's source from its file, or a class's from its module, as highlighted code."""
+    if isinstance(what, Variant):
+        if what.source is None:
+            raise ValueError(f"variant: {what.key} has no kernel of its own to show")
+        text, language = what.source.read_text(encoding="utf-8"), "cpp"
+    else:
+        text, language = inspect.getsource(what), "python"
+    return Text(f"```{language}\n{text.rstrip()}\n```")
+
+
+def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 31)) -> Text:
+    """Each step's formula and reason, run in float64 against the first on a small odd size.
+
+    Says the largest relative difference of each; a step that is wrong differs visibly.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, features[0], generator=generator, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        parameters = parameters_of(p.Model(*features).double())
+        first = p.steps[0].compute(x, *parameters)
+        parts = []
+        for number, step in enumerate(p.steps):
+            apart = ((step.compute(x, *parameters) - first).norm() / first.norm()).item()
+            verdict = f"differs from the chain by {apart:.1e}, relatively, in float64"
+            if step.holds and number == 0:
+                verdict = "the definition itself"
+            parts.append(f"**{step.title}** — {step.reason}.\n\n$${step.formula}$$\n\n*{verdict}*")
+    return Text("\n\n".join(parts))
+
+
+def resources(p: Problem, arch: str = "90") -> Text:
+    """Registers, spills and shared memory of each CUDA rung, compiled here to sm_`arch`."""
+    rungs = [v for v in p.variants if v.is_rung and v.source.suffix == ".cu"]
+    lacking = ops.missing("cuda")
+    if lacking:
+        return Text(f"The CUDA rungs are not compiled here: {lacking}")
+    include = [paths.kernels() / p.slug, paths.kernels() / "common"]
+    rows = [
+        f"| {v.key} | `{k.name.split('(')[0]}` | {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
+        for v in rungs
+        for k in build.cubin(v.source, arch=arch, include=include, flags=["-DWB_CUDA"]).kernels
+    ]
+    head = "| rung | kernel | registers a thread | bytes spilled | bytes shared |\n|---|---|---|---|---|"
+    return Text("\n".join([head, *rows]))
+
+
+def outcome(predictions: Records, bench: BenchResult) -> Text:
+    """Prediction against measurement, a row a variant, and a sentence that counts them."""
+    said = {key_of(r): r.value for r in predictions}
+    rows, near = [], 0
+    for record in bench.records:
+        wanted, ms = said.get(key_of(record)), record.median_ms
+        if wanted is None or ms is None:
+            continue
+        off = ms / wanted
+        near += 1 / NEAR <= off <= NEAR
+        words = "as predicted" if 1 / NEAR <= off <= NEAR else "slower" if off > 1 else "faster"
+        spread = stats.spread(record.samples_ms)
+        rows.append(
+            f"| {key_of(record)} | {style.duration(wanted, 0.1)} | {style.duration(ms, spread)} "
+            f"| {style.factor(off, max(spread, 0.01))} | {words} |"
+        )
+    if not rows:
+        raise ValueError("predictions: none is of a variant in this bench: run wb.predict first")
+    head = "| variant | predicted | measured | measured / predicted | |\n|---|---|---|---|---|\n"
+    count = f"{near} of {len(rows)} times are within a factor {NEAR} of their prediction."
+    return Text(head + "\n".join(rows) + f"\n\n{count}")
+
+
+def shares(bench: BenchResult) -> Text:
+    """algebra's share × kernel's share = total, from paired ratios of one run."""
+    algebra, kernel = bench.ratio("eager", "algebra"), bench.ratio("algebra", "fused")
+    total = bench.ratio("eager", "fused")
+    first = bench.records[0]
+    where = f"{first.card}, {first.size}: " + ", ".join(
+        f"{k} = {v}" for k, v in first.shape.items()
+    )
+    calls = bench.break_even_calls()
+    fold = stats.median(bench["fused"].fold_ms)
+    after = "never pays" if math.isinf(calls) else f"is earned back after {max(calls, 1):.0f} calls"
+    return Text(
+        "| where | algebra (eager → algebra) | kernel (algebra → fused) | total |\n"
+        "|---|---|---|---|\n"
+        f"| {where} | {_times(algebra)} | {_times(kernel)} | **{_times(total)}** |\n\n"
+        f"Folding takes {style.duration(fold, 0.1)} and {after}."
+    )
+
+
+def _times(ratio: stats.Ratio) -> str:
+    return style.factor(ratio.median, (ratio.q3 - ratio.q1) / ratio.median)
+
+
+def is_stale(p: Problem, record: Record) -> bool:
+    """True where the kernel's sources have changed since the record was taken."""
+    known = {v.key: v for v in p.variants}
+    variant = known.get(key_of(record))
+    if variant is None:
+        return True
+    return record.kernels_digest != kernels_digest(p.slug, variant, record.device)
+
+
+def recorded(p: Problem, *, flush: str = "read", **equals: object) -> BenchResult | None:
+    """The newest recorded GPU run of a problem, by default at paper size; None without one.
+
+    flush: how the cache was emptied in it; equals: other fields, such as card="...".
+    """
+    wanted = {"kind": "bench", "device": "cuda", "size": "paper", **equals}
+    kept = Records(r for r in records(p, **wanted) if r.how.get("flush") == flush)
+    if not kept:
+        return None
+    newest = max(kept, key=lambda r: (r.date, r.run)).run
+    return BenchResult(kept.query(run=newest))
+
+
+def label(p: Problem, bench: BenchResult) -> Text:
+    """Which card, when, at which commit; and which records are older than their kernels."""
+    first = bench.records[0]
+    old = [key_of(r) for r in bench.records if is_stale(p, r)]
+    said = f" **Stale** (sources changed since): {', '.join(old)}." if old else ""
+    flush = first.how.get("flush", "?")
+    return Text(
+        f"Recorded on one {first.card}, {first.date}, commit {first.commit[:12] or 'unknown'}; "
+        f"cache emptied by {flush}, {first.how.get('timer', '')}.{said}"
+    )
+
+
+def floor_of(p: Problem, reach: limits.Ceilings, size: str, which: str) -> limits.Floor:
+    """The floor of the work "before" or "after" the algebra at a size."""
+    return limits.floor_ms(p.work[which](**p.shape(size)), reach)
