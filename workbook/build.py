@@ -45,6 +45,7 @@ __all__ = [
 kernel_reports = toolchain.kernel_reports
 
 _SAY_WAITING_AFTER = 3.0  # seconds
+_REFUSED = "Exception in aoti_torch"  # torch 2.11 prints it and goes on without the op
 _CHILD = """
 import json, os, shlex, sys
 sys.excepthook = lambda kind, error, trace: print(error, error.__cause__ or "", sep="\\n")
@@ -220,7 +221,7 @@ def _built(plan: Recipe, library: Path, verbose: bool) -> bool:
         env = _environment(plan.cuda)
         status, log = toolchain.run(command, folder=temporary, env=env, echo=verbose)
         made = temporary / library.name
-        if status or not made.is_file():
+        if status or not made.is_file() or _REFUSED in log:
             raise toolchain.build_error(plan.name, log, folder)
         _publish(made, log, library)
     return True

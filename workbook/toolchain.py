@@ -21,14 +21,7 @@ import torch
 
 from workbook import tools
 
-__all__ = [
-    "BuildError",
-    "CompilerMissing",
-    "KernelReport",
-    "NvccMissing",
-    "Program",
-    "kernel_reports",
-]
+__all__ = ["BuildError", "CompilerMissing", "KernelReport", "NvccMissing", "kernel_reports"]
 
 STANDARD = "-std=c++20"
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"  # 2.11: the oldest torch that may load it
