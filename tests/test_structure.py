@@ -21,7 +21,8 @@ PACKAGE = "workbook"
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
     "toolchain recipe build ops variants chains ceilings families accuracy results compare "
-    "style legend plot trial prose standin runner tidy pages report cli"
+    "style chart legend plot_errors plot_overview plot_break_even plot trial prose "
+    "standin runner tidy pages report cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`
