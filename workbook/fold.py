@@ -186,9 +186,8 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def refresh(module: nn.Module) -> None:
     """Drop the folds of a module's parameters and buffers, frozen or not; the next call folds.
 
-    Needed after an edit in place through `.data` (`p.data.mul_(2)`) or through a numpy view, the one
-    change that torch hides: it moves neither the version counter nor the data pointer. Harmless at
-    other times.
+    Needed after an edit in place through `.data` (`p.data.mul_(2)`) or a numpy view, the one change
+    that torch hides: it moves neither the version counter nor the data pointer. Else harmless.
     """
     tensors = _tensors(module)
     for tensor in tensors:

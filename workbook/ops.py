@@ -149,11 +149,11 @@ class FusedOp:
             tensors = tuple(
                 t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
             )
-        # The forward ran without autocast, whatever surrounds the backward.
-        with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
+        with torch.enable_grad():
             if twice:  # tensors of their own: one may depend on another, or be it
                 tensors = tuple(t.view_as(t) for t in tensors)
-            y = self.reference(*tensors)
+            with torch.autocast(grad.device.type, enabled=False):  # as the forward ran
+                y = self.reference(*tensors)
             wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
             grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=twice))
         return tuple(next(grads) if n else None for n in needed)
@@ -198,6 +198,7 @@ def is_normal(x: Tensor, linear: nn.Module) -> bool:
         and x.layout is weight.layout is torch.strided
         and not _has_hooks(linear)
         and not torch.is_autocast_enabled(device.type)
+        and not torch._C._are_functorch_transforms_active()
         and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
     )
 
@@ -218,9 +219,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_eager(*tensors: Tensor) -> bool:
-    """No functorch transform, no forward-mode level, no tensor subclass with its own dispatch."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
+    """No forward-mode level, no tensor subclass with its own dispatch."""
     if torch.autograd.forward_ad._current_level >= 0:
         return False
     return all(type(t) in (Tensor, nn.Parameter) for t in tensors)

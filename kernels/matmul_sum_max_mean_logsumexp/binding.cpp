@@ -9,11 +9,12 @@ namespace {
 void run(const wb::Tensor& x, const wb::Tensor& weight, const wb::Tensor& bias,
          const wb::Tensor& w_sum, const wb::Tensor& b_sum, wb::Tensor& y) {
   WB_CHECK(x.dim() == 2 && x.scalar_type() == wb::Float, "x: wants a float32 (B, K) tensor");
-  const int64_t B = x.size(0), K = x.size(1), N = weight.size(0);
-  WB_CHECK(x.stride(1) == 1 || K <= 1, "x: features are ", x.stride(1),
+  const int64_t B = x.size(0), K = x.size(1);
+  WB_CHECK(x.stride(1) == 1 || K <= 1 || B == 0, "x: features are ", x.stride(1),
            " elements apart; wants them adjacent: x.contiguous()");
-  WB_CHECK(wb::has_shape(weight, {N, K}) && weight.scalar_type() == wb::Float,
+  WB_CHECK(wb::has_shape(weight, {wb::any, K}) && weight.scalar_type() == wb::Float,
            "weight: wants a float32 (out_features, ", K, ") tensor");
+  const int64_t N = weight.size(0);
   WB_CHECK(wb::has_shape(bias, {N}) && bias.scalar_type() == wb::Float,
            "bias: wants a float32 (", N, ") tensor");
 #ifdef WB_READS_WEIGHT   // a rung that does not fold reads them through plain pointers
