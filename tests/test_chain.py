@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_chain import PROBLEM, Model, drawn, errors, truth
+
+from workbook import paths
 
 STEPS = PROBLEM.steps
 HOLDING = [step for step in STEPS if step.holds]
@@ -146,3 +149,19 @@ def test_sizes_and_inputs():
         PROBLEM.size("huge")
     with pytest.raises(KeyError, match="variant.*fused"):
         PROBLEM.variant("nothing")
+
+
+FILTERED = re.compile(r"try:|except |pass|import threading")
+EXPORTED = [paths.root() / "workbook" / f"{name}.py" for name in ("spec", "fold", "build", "ops")]
+EXPORTED += sorted((paths.root() / "workbook" / "chains").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", EXPORTED, ids=lambda p: p.name)
+def test_words_that_the_public_harness_refuses(file):
+    """It searches the text, comments too: a class named `Entry` before a colon is found."""
+    assert not FILTERED.findall(file.read_text(encoding="utf-8"))
+
+
+def test_control_the_filter_finds_them():
+    for text in ("class Entry:", "try:\n", "except ValueError:", "# bypass", "import threading"):
+        assert FILTERED.search(text)

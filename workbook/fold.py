@@ -51,7 +51,7 @@ def _stamp(tensor: Tensor) -> tuple:
 
 
 @dataclass
-class _Entry:
+class _Held:
     alive: tuple[weakref.ref, ...]
     # Held so that no later storage gets the same address: after `p.data = a; p.data = b` the data
     # pointer may be the old one, and assigning `.data` moves no version counter.
@@ -76,7 +76,7 @@ class FoldCache:
     caches: weakref.WeakSet[FoldCache] = weakref.WeakSet()
 
     def __init__(self) -> None:
-        self._entries: dict[tuple, _Entry] = {}
+        self._entries: dict[tuple, _Held] = {}
         FoldCache.caches.add(self)
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class FoldCache:
 
         alive = tuple(weakref.ref(t, forget) for t in tensors)
         storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors)
-        entry = _Entry(alive, storages, stamps, epoch, folded)
+        entry = _Held(alive, storages, stamps, epoch, folded)
         if tensors[0].is_cuda:
             entry.stream = _raw_stream(tensors[0])
             entry.event = torch.cuda.Event()
@@ -127,16 +127,16 @@ class FoldCache:
         entries[key] = entry
         return folded
 
-    def _ordered(self, entry: _Entry, where: Tensor) -> Folded:
+    def _ordered(self, held: _Held, where: Tensor) -> Folded:
         """The fold, ready for use on the current stream: made on another one, it is waited for."""
-        if entry.event is not None and (raw := _raw_stream(where)) not in entry.waited:
+        if held.event is not None and (raw := _raw_stream(where)) not in held.waited:
             stream = torch.cuda.current_stream(where.device)
-            stream.wait_event(entry.event)
-            for tensor in entry.folded:
+            stream.wait_event(held.event)
+            for tensor in held.folded:
                 tensor.record_stream(stream)
             if not _is_capturing(where):
-                entry.waited.add(raw)
-        return entry.folded
+                held.waited.add(raw)
+        return held.folded
 
 
 class _Frozen:

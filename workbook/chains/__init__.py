@@ -1,4 +1,4 @@
-"""The registry: one module per problem, in reading order."""
+"""The registry of problems, a module each, in reading order."""
 
 from __future__ import annotations
 
