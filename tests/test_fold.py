@@ -515,6 +515,45 @@ def test_a_compiled_model_folds_once(compiled, folds):
     assert len(folds) == 1
 
 
+def test_hidden_edits_refresh_and_freeze_of_a_compiled_model(compiled):
+    new, call = compiled
+    y = call(X)
+    new.linear.weight.data.mul_(2)
+    assert torch.equal(call(X), y)
+    wb.refresh(new)
+    assert_fresh(call, new, X)
+    wb.freeze(new)
+    y = call(X)
+    copies(new)
+    assert torch.equal(call(X), y)
+    wb.refresh(new)
+    assert_fresh(call, new, X)
+
+
+def test_copies_and_ties_of_a_compiled_model(compiled):
+    new, call = compiled
+    twin = copy.deepcopy(new)
+    other = torch.compile(twin, fullgraph=True)
+    copies(new)
+    for model, compiled_model in ((new, call), (twin, other)):
+        assert_fresh(compiled_model, model, X)
+    twin.linear.weight = new.linear.weight
+    copies(new)
+    for model, compiled_model in ((new, call), (twin, other)):
+        assert_fresh(compiled_model, model, X)
+
+
+def test_inference_parameters_of_a_compiled_model():
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        new = ModelNew(K, N)
+        call = torch.compile(new, fullgraph=True)
+        for _ in range(2):
+            assert_fresh(call, new, X)
+            new.linear.weight.mul_(2)
+        assert_fresh(call, new, X)
+
+
 def test_weights_written_by_compiled_code():
     torch._dynamo.reset()
     new = ModelNew(K, N)

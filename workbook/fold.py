@@ -64,7 +64,10 @@ class _Held:
     waited: set[int] = field(default_factory=set)
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        return all(ref() is t for ref, t in zip(self.alive, tensors, strict=True))
+        for ref, tensor in zip(self.alive, tensors, strict=True):
+            if ref() is not tensor:
+                return False
+        return True
 
     def is_fresh(self, tensors: Sequence[Tensor]) -> bool:
         return self.epoch == _Epoch.value and self.stamps == tuple(map(_stamp, tensors))
@@ -90,13 +93,15 @@ class FoldCache:
         """
         key = (recipe, *map(id, tensors))
         entry = self._entries.get(key)
-        known = entry is not None and entry.is_of(tensors)
-        if known and tensors[0] in _frozen:
-            return self._ordered(entry, tensors[0])
-        if any(t.is_inference() for t in tensors) or _is_capturing(tensors[0]):
+        where = tensors[0]
+        capturing = _is_capturing(where)
+        if entry is not None and entry.is_of(tensors):
+            if where in _frozen:
+                return entry.folded if capturing else self._ordered(entry, where)
+            if not capturing and entry.is_fresh(tensors):
+                return self._ordered(entry, where)
+        if capturing or any(t.is_inference() for t in tensors):
             return _made(make)
-        if known and entry.is_fresh(tensors):
-            return self._ordered(entry, tensors[0])
         return self._keep(key, tensors, make)
 
     def drop(self, tensors: Sequence[Tensor]) -> None:
@@ -128,14 +133,17 @@ class FoldCache:
         return folded
 
     def _ordered(self, held: _Held, where: Tensor) -> Folded:
-        """The fold, ready for use on the current stream: made on another one, it is waited for."""
+        """The fold, ready for use on the current stream: made on another one, it is waited for.
+
+        Not under capture, which may not wait for an event from outside; torch.cuda.graph has
+        synchronised before it began.
+        """
         if held.event is not None and (raw := _raw_stream(where)) not in held.waited:
             stream = torch.cuda.current_stream(where.device)
             stream.wait_event(held.event)
             for tensor in held.folded:
                 tensor.record_stream(stream)
-            if not _is_capturing(where):
-                held.waited.add(raw)
+            held.waited.add(raw)
         return held.folded
 
 
@@ -176,7 +184,7 @@ def _is_shared(tensor: Tensor) -> bool:
 
 
 def _is_capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return tensor.is_cuda and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from workbook import build, paths, toolchain
 from workbook.fold import FoldCache
 
-__all__ = ["FusedOp", "explain", "is_normal", "kernel_library", "missing"]
+__all__ = ["FusedOp", "explain", "operands", "kernel_library", "missing"]
 
 NAMESPACE = "workbook"
 # What a type is computed in where it has no kernel: no library promises how it adds.
@@ -99,9 +99,30 @@ class FusedOp:
             name, self._backward, setup_context=_save_inputs, lib=_library
         )
         self.op = getattr(getattr(torch.ops, NAMESPACE), slug).default
+        self._with_gradients = self._function().apply
 
     def __call__(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        return self.op(x, *parameters)
+        """The op; in plain eager mode its parts directly, at half of the dispatcher's host time."""
+        if _is_watched():
+            return self.op(x, *parameters)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *parameters)):
+            return self._with_gradients(x, *parameters)
+        return self._forward(x, *parameters)
+
+    def _function(self) -> type[torch.autograd.Function]:
+        forward, backward = self._forward, self._backward
+
+        class Eager(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: object, *inputs: Tensor) -> Tensor:
+                ctx.save_for_backward(*inputs)
+                return forward(*inputs)
+
+            @staticmethod
+            def backward(ctx: object, grad: Tensor) -> tuple:
+                return backward(ctx, grad)
+
+        return Eager
 
     def folded(self, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
         """The derived weights, fresh."""
@@ -177,45 +198,54 @@ def _save_inputs(ctx: object, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def is_normal(x: Tensor, linear: nn.Module) -> bool:
-    """True where the fused op stands for the chain; elsewhere the reference's forward runs.
+def _is_watched() -> bool:
+    """True where something looks at each op: a compiler, an exporter, a tracer, a torch mode."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
+    """(x, weight, bias) where the fused op stands for the chain; None: the reference's forward runs.
 
     Normal: a plain nn.Linear with a bias, its own hooks empty, x a strided 2-D tensor of a real
     floating type, all of one dtype and device, no autocast, no functorch transform, no dual.
     """
     if type(linear) is not nn.Linear or not isinstance(x, Tensor) or x.dim() != 2:
-        return False
-    weight, bias = linear.weight, linear.bias
-    if bias is None or x.dtype not in _WIDER or not x.dtype == weight.dtype == bias.dtype:
-        return False
-    device = x.device
-    return (
-        device.type in ("cpu", "cuda")
+        return None
+    held = linear._parameters  # the attributes themselves take nn.Module's long way
+    weight, bias = held.get("weight"), held.get("bias")
+    if weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype:
+        return None
+    device, shape = x.device, weight.shape
+    normal = (
+        x.dtype in _WIDER
+        and device.type in ("cpu", "cuda")
         and device == weight.device == bias.device
-        and weight.dim() == 2
-        and x.size(1) == weight.size(1)
-        and bias.shape == (weight.size(0),)
+        and len(shape) == 2
+        and x.size(1) == shape[1]
+        and bias.shape == shape[:1]
         and x.layout is weight.layout is torch.strided
         and not _has_hooks(linear)
         and not torch.is_autocast_enabled(device.type)
         and not torch._C._are_functorch_transforms_active()
         and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
     )
-
-
-# `forward` is there when somebody put another one on the object itself.
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "forward",
-)
+    return (x, weight, bias) if normal else None
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    held = module.__dict__
-    return any(held.get(name) for name in _HOOKS) or _has_any_global_hook()
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__  # somebody put another one on the object itself
+        or _has_any_global_hook()
+    )
 
 
 def _is_eager(*tensors: Tensor) -> bool:
