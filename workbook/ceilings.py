@@ -1,4 +1,4 @@
-"""What this machine reaches, measured: bandwidth and GEMM rates, the denominators of every floor."""
+"""What this machine reaches, measured: bandwidth and GEMM rates, the denominators of floors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_ceilings(device: str = "cpu", progress: bool = False) -> Ceilings:
         where,
         rounds=ROUNDS[kind],
         budget_s=8.0,
-        flush=timing.Flush(where, "none"),
+        flush=timing.Flush(where, "read" if kind == "cuda" else "none"),
         progress=progress,
     )
     run, facts = journal.new_run(), machine.provenance()

@@ -6,6 +6,7 @@ a compiled model sees changed weights. The backward is the reference's own vjp, 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from workbook import build, paths, toolchain
 from workbook.fold import FoldCache
 
-__all__ = ["FusedOp", "explain", "operands", "kernel_library", "missing"]
+__all__ = ["FusedOp", "built", "column_sum", "explain", "operands", "kernel_library", "missing"]
 
 NAMESPACE = "workbook"
 # What a type is computed in where it has no kernel: no library promises how it adds.
@@ -64,6 +65,39 @@ def missing(device: str) -> str:
         if device == "cuda":
             toolchain.nvcc()
     return noted.text
+
+
+def built(name: str, device: str, files: Sequence[str]) -> Callable | None:
+    """The op "run" of kernels/<name>/ with these files; None, and a warning, without a compiler."""
+    with _Noted(build.CompilerMissing) as noted:
+        sources = [paths.kernels() / name / file for file in files]
+        return kernel_library(name, device, sources).op("run")
+    warnings.warn(f"{name} runs as plain torch on {device}: {noted.text}", stacklevel=2)
+    return None
+
+
+@functools.cache
+def _column_sum(device: str) -> Callable | None:
+    return built("column_sum", device, ["column_sum.cu" if device == "cuda" else "column_sum.cpp"])
+
+
+SLICES = 16  # of the rows, on a GPU: 64 blocks of 128 columns would leave half of it idle
+
+
+def column_sum(weight: Tensor) -> Tensor:
+    """weight (N, K) -> (K,) in float64, its sum over rows, added in float64 in a fixed order.
+
+    A float32 running sum over 8192 rows would lose three digits; float64 also can't overflow.
+    """
+    usable = weight.dtype == torch.float32 and weight.is_contiguous()
+    run = _column_sum(weight.device.type) if usable else None
+    if run is None:
+        return weight.sum(0, dtype=torch.float64)
+    columns = weight.size(1)
+    total = weight.new_empty(columns, dtype=torch.float64)
+    partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
+    run(weight, partial, total)
+    return total
 
 
 class FusedOp:
@@ -150,16 +184,8 @@ class FusedOp:
     def _run(self, device: str) -> Callable | None:
         """The best kernel for a device, built when first asked for; None without a compiler."""
         if device not in self._runs:
-            self._runs[device] = self._built(device)
+            self._runs[device] = built(self.slug, device, self.kernels[device])
         return self._runs[device]
-
-    def _built(self, device: str) -> Callable | None:
-        folder = paths.kernels() / self.slug
-        sources = [folder / name for name in self.kernels[device]]
-        with _Noted(build.CompilerMissing) as noted:
-            return kernel_library(self.slug, device, sources).op("run")
-        warnings.warn(f"{self.slug} runs as plain torch on {device}: {noted.text}", stacklevel=2)
-        return None
 
     def _backward(self, ctx: object, grad: Tensor) -> tuple:
         """The vjp of the reference; differentiable again under create_graph."""
@@ -209,7 +235,7 @@ def _is_watched() -> bool:
 
 
 def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
-    """(x, weight, bias) where the fused op stands for the chain; None: the reference's forward runs.
+    """(x, weight, bias) where the op stands for the chain; None: the reference's forward runs.
 
     Normal: a plain nn.Linear with a bias, its own hooks empty, x a strided 2-D tensor of a real
     floating type, all of one dtype and device, no autocast, no functorch transform, no dual.

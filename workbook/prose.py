@@ -86,12 +86,13 @@ def resources(p: Problem, arch: str = "90") -> Text:
         return Text(f"The CUDA rungs are not compiled here: {lacking}")
     include = [paths.kernels() / p.slug, paths.kernels() / "common"]
     rows = [
-        f"| {v.key} | `{k.name.split('(')[0]}` | {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
+        f"| {v.key} | `{k.name.split('(')[0]}` "
+        f"| {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
         for v in rungs
         for k in build.cubin(v.source, arch=arch, include=include, flags=["-DWB_CUDA"]).kernels
     ]
-    head = "| rung | kernel | registers a thread | bytes spilled | bytes shared |\n|---|---|---|---|---|"
-    return Text("\n".join([head, *rows]))
+    head = "| rung | kernel | registers a thread | bytes spilled | bytes shared |"
+    return Text("\n".join([head, "|---|---|---|---|---|", *rows]))
 
 
 def outcome(predictions: Records, bench: BenchResult) -> Text:

@@ -1,7 +1,8 @@
 """How a callable is timed: variants in turn, raw samples, a cache that is cold or warm.
 
-On a GPU a sample is the time between two events on the current stream, on a CPU the wall clock
-around the call. Before each sample the cache is emptied of the inputs:
+On a GPU a sample is the time between two events on the current stream, and the flush keeps the GPU
+busy until the host has enqueued the call: host time is measured apart. On a CPU a sample is the
+wall clock around the call. Before each sample the cache is emptied of the inputs:
 
     read   a buffer several times the last-level cache is read. What it leaves behind is clean.
     write  the buffer is written. The next kernel also pays for writing it back to memory: about
@@ -26,7 +27,8 @@ from workbook.precision import using_route
 __all__ = ["FLUSHES", "Call", "Flush", "host_us", "interleaved", "once_ms", "profile"]
 
 FLUSHES = ("read", "write", "none")
-CACHES = 8  # the flush buffer, in last-level caches of a GPU; its reading also hides host time
+CACHES = 8  # the flush buffer, in last-level caches of a GPU
+PASSES = 8  # over it: about a millisecond, in which a slow host gets ahead of the GPU
 CPU_CACHES, CPU_FLUSH_LIMIT = 2, 256 << 20  # of a CPU, where reading takes real time
 MIN_SAMPLES = 5
 
@@ -51,10 +53,11 @@ class Flush:
         self._buffer = torch.zeros(self.bytes // 4, device=device)
 
     def __call__(self) -> None:
-        if self.how == "read":
-            self._buffer.sum()
-        elif self.how == "write":
-            self._buffer.zero_()
+        for _ in range(PASSES if self._buffer.is_cuda else 1):
+            if self.how == "read":
+                self._buffer.sum()
+            elif self.how == "write":
+                self._buffer.zero_()
 
 
 def once_ms(run: Callable[[], object], device: torch.device) -> float:
