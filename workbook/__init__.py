@@ -26,6 +26,7 @@ _HOMES = {
     "records": "results",
     "measure_ceilings": "ceilings",
     "describe": "machine",
+    "median": "stats",
     "missing": "ops",
     "label": "prose",
     "resources": "prose",

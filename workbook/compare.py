@@ -93,7 +93,7 @@ def bench(
         samples = timing.interleaved(
             calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
         )
-        how = {"flush": flush, "flush_bytes": flusher.bytes, "timer": _TIMER[where.type]}
+        how = {"flush": flush, "flush_mb": flusher.bytes >> 20, "timer": _TIMER[where.type]}
         reach = ceilings.measure_ceilings(device)
         found = Records(
             _measured(p, run, samples[key], base, how, reach, truth) for key, run in runs.items()
@@ -142,7 +142,7 @@ def _made(
                 first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
                 function(part)
         except Exception as error:  # a failed run is a result: kept with its reason
-            failed.append((v, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+            failed.append((v, accuracy.in_words(error)))
             continue
         factor = x.size(0) / max(part.size(0), 1)
         runs[v.key] = _Run(v, function, part, first_ms, factor)
@@ -181,7 +181,7 @@ def _measured(
         reason = f"measured at batch {run.x.size(0)}, times {run.factor:g}"
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
-        how={**how, "first_call_ms": run.first_ms, "factor": run.factor, **_host(run)},
+        how={**how, "first_call_ms": run.first_ms, **_host(run)},
         launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
         rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],

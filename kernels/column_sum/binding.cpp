@@ -13,8 +13,12 @@ void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s) {
   wb::expect(s, "s", wb::Double, {K});
   wb::expect_same_device(W, "W", s, "s");
   wb::expect_same_device(W, "W", partial, "partial");
-  const ColumnSum p{W.const_data_ptr<float>(), partial.mutable_data_ptr<double>(),
-                    s.mutable_data_ptr<double>(), N, K, partial.size(0)};
+  const ColumnSum p{W.const_data_ptr<float>(),
+                    partial.mutable_data_ptr<double>(),
+                    s.mutable_data_ptr<double>(),
+                    N,
+                    K,
+                    partial.size(0)};
   if (K == 0) return;
 #ifdef WB_CUDA
   WB_CHECK(p.slices > 0, "partial: wants at least one slice");

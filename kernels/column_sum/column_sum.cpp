@@ -7,7 +7,7 @@
 #include <algorithm>
 
 void launch(const ColumnSum& p, int64_t begin, int64_t end) {
-  constexpr int64_t kLine = 16, kRows = 4;   // floats of a cache line; rows together
+  constexpr int64_t kLine = 16, kRows = 4;  // floats of a cache line; rows together
   for (int64_t strip = begin; strip < end; ++strip) {
     double sum[kStrip] = {};
     const int64_t first = strip * kStrip, count = std::min(kStrip, p.K - first);

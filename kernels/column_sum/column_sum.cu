@@ -1,6 +1,6 @@
 // s[k] = sum_n W[n,k] on a GPU, in two launches and a fixed order.
 // Who owns what: a block owns 128 columns of one slice of the rows; a lane owns 4 neighbouring
-//   columns (16 bytes a load), the 8 warps take every 8th row with 4 loads in flight each. The warps'
+//   columns (16 bytes a load), the 8 warps take every 8th row with 4 loads in flight each. Their
 //   sums meet in shared memory; a second kernel adds the slices.
 // Moves: W once, 4 N K bytes; 8 K bytes a slice for the partial sums.
 #include "column_sum.h"
@@ -8,7 +8,7 @@
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kInFlight = 4;
 
-template <int Width>   // columns a lane: 4 where rows start at 16 bytes, else 1
+template <int Width>  // columns a lane: 4 where rows start at 16 bytes, else 1
 __global__ void __launch_bounds__(kThreads) column_sum_slice_kernel(ColumnSum p) {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int64_t k = (blockIdx.x * static_cast<int64_t>(kLanes) + lane) * Width;
@@ -53,7 +53,8 @@ cudaError_t launch(const ColumnSum& p, cudaStream_t stream) {
   const int64_t blocks = (p.K + columns - 1) / columns;
   if (blocks > INT32_MAX || p.slices > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.slices));
-  (wide ? column_sum_slice_kernel<4> : column_sum_slice_kernel<1>)<<<grid, kThreads, 0, stream>>>(p);
+  (wide ? column_sum_slice_kernel<4>
+        : column_sum_slice_kernel<1>)<<<grid, kThreads, 0, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const unsigned last = static_cast<unsigned>((p.K + kThreads - 1) / kThreads);

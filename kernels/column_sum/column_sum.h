@@ -3,9 +3,9 @@
 #include <cstdint>
 
 struct ColumnSum {
-  const float* W;    // (N, K) contiguous
-  double* partial;   // (slices, K): sums over a slice of the rows each; unused on a CPU
-  double* s;         // (K)
+  const float* W;   // (N, K) contiguous
+  double* partial;  // (slices, K): sums over a slice of the rows each; unused on a CPU
+  double* s;        // (K)
   int64_t N, K, slices;
 };
 
@@ -13,7 +13,7 @@ struct ColumnSum {
 #include <cuda_runtime.h>
 cudaError_t launch(const ColumnSum& p, cudaStream_t stream);
 #else
-void launch(const ColumnSum& p, int64_t begin, int64_t end);   // strips of columns begin <= i < end
+void launch(const ColumnSum& p, int64_t begin, int64_t end);  // strips of columns begin <= i < end
 #endif
 
-constexpr int64_t kStrip = 1024;   // columns of one task on a CPU: 4 KB of each row, 8 KB of sums
+constexpr int64_t kStrip = 1024;  // columns of one task on a CPU: 4 KB of each row, 8 KB of sums

@@ -8,15 +8,19 @@ template <int Width>
 __device__ __forceinline__ void load_once(float (&v)[Width], const float* address, bool inside) {
   static_assert(Width == 1 || Width == 4, "a float or a vector of 16 bytes");
   if constexpr (Width == 4)
-    asm volatile("{\n.reg .pred in;\nsetp.ne.s32 in, %5, 0;\n"
-                 "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\nmov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
-                 "@in ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-                 : "=&f"(v[0]), "=&f"(v[1]), "=&f"(v[2]), "=&f"(v[3])
-                 : "l"(address), "r"(static_cast<int>(inside)));
+    asm volatile(
+        "{\n.reg .pred in;\nsetp.ne.s32 in, %5, 0;\n"
+        "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\nmov.f32 %2, 0f00000000;\nmov.f32 %3, "
+        "0f00000000;\n"
+        "@in ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&f"(v[0]), "=&f"(v[1]), "=&f"(v[2]), "=&f"(v[3])
+        : "l"(address), "r"(static_cast<int>(inside)));
   else
-    asm volatile("{\n.reg .pred in;\nsetp.ne.s32 in, %2, 0;\nmov.f32 %0, 0f00000000;\n"
-                 "@in ld.global.nc.L1::no_allocate.f32 %0, [%1];\n}"
-                 : "=&f"(v[0]) : "l"(address), "r"(static_cast<int>(inside)));
+    asm volatile(
+        "{\n.reg .pred in;\nsetp.ne.s32 in, %2, 0;\nmov.f32 %0, 0f00000000;\n"
+        "@in ld.global.nc.L1::no_allocate.f32 %0, [%1];\n}"
+        : "=&f"(v[0])
+        : "l"(address), "r"(static_cast<int>(inside)));
 }
 
 // sum += v . weight over Width features, in double.

@@ -50,8 +50,8 @@
 namespace wb {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 using torch::stable::parallel_for;  // (begin, end, grain, f(begin, end)); f must not throw
+using torch::stable::Tensor;
 
 constexpr ScalarType Float = ScalarType::Float;
 constexpr ScalarType Double = ScalarType::Double;
@@ -67,11 +67,16 @@ template <class... Parts>
 // torch's own spelling in Python of the types that kernels take.
 inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    default: return torch::headeronly::toString(dtype);
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return torch::headeronly::toString(dtype);
   }
 }
 
@@ -137,8 +142,10 @@ struct OnDevice {
   }
 };
 
-// A launcher's result; `what` names the kernel.
+// A launcher's result; `what` names the kernel. CUDA also keeps an error for whoever asks next: it
+// is taken away here, or torch would raise it at its next launch.
 inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) cudaGetLastError();
   WB_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorName(error), ": ",
            cudaGetErrorString(error));
 }

@@ -1,8 +1,8 @@
-// Rung 2: the algebra. W is summed over its rows once, outside; what is left is one dot product a sample.
+// Rung 2: the algebra. W is summed over its rows once, outside; one dot product a sample is left.
 //   y[i] = sum_k x[i,k] w_sum[k] + b_sum
 // Who owns what: one thread, one sample, all of K.
-// Moves: x once, 4 B K bytes; but the 32 lanes of a warp stand in 32 different rows, so that a load
-//   instruction touches 32 sectors of 32 bytes, and 1024 samples make 32 warps for 132 multiprocessors.
+// Moves: x once, 4 B K bytes; but the 32 lanes of a warp stand in 32 different rows: a load
+//   touches 32 sectors of 32 bytes, and 1024 samples make 32 warps for 132 multiprocessors.
 // Against rung 1: N times fewer operations and bytes. Nothing hides the latency of memory.
 #include "problem.h"
 

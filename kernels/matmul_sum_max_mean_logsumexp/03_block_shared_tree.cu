@@ -1,4 +1,4 @@
-// Rung 3: a block owns a sample, its threads walk the row side by side, a tree in shared memory adds.
+// Rung 3: a block owns a sample, its threads walk the row together, a tree in shared memory adds.
 //   y[i] = sum_k x[i,k] w_sum[k] + b_sum
 // Who owns what: thread t takes k = t, t + 256, ...; then 8 halvings over 256 partial sums.
 // Moves: x once, 4 B K bytes, 128 contiguous bytes a warp and load; w_sum from L1 or L2.
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) dot_block_shared_tree_kernel(SumChai
       __syncthreads();
     }
     if (threadIdx.x == 0) p.y[i] = static_cast<float>(partial[0] + *p.b_sum);
-    __syncthreads();                           // before the next sample overwrites partial
+    __syncthreads();  // before the next sample overwrites partial
   }
 }
 

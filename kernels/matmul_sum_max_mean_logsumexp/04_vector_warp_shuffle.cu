@@ -1,4 +1,4 @@
-// Rung 4: 16-byte loads, a block shares w_sum between several rows in flight, warps add by shuffles.
+// Rung 4: 16-byte loads, w_sum shared between several rows in flight, warps add by shuffles.
 //   y[i] = sum_k x[i,k] w_sum[k] + b_sum
 // Who owns what: a block of 512 threads owns 4 rows; a thread takes 4 neighbouring k of each row at
 //   once, so that it reads w_sum[k] once for 4 rows and has 4 independent 16-byte loads in flight.
@@ -11,7 +11,7 @@
 
 constexpr int kThreads = 512, kRows = 4;
 
-template <int Width>   // floats a load: 4 where the alignment allows it, else 1
+template <int Width>  // floats a load: 4 where the alignment allows it, else 1
 __global__ void __launch_bounds__(kThreads) dot_rows_in_flight_kernel(SumChain p) {
   __shared__ double scratch[kRows][kThreads / kWarp];
   const int64_t first = blockIdx.x * static_cast<int64_t>(kRows);
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) dot_rows_in_flight_kernel(SumChain p
 cudaError_t launch(const SumChain& p, cudaStream_t stream) {
   const int64_t blocks = (p.B + kRows - 1) / kRows;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  auto kernel = rows_are_float4(p.x, p.x_stride, p.K) ? dot_rows_in_flight_kernel<4> : dot_rows_in_flight_kernel<1>;
+  auto kernel = rows_are_float4(p.x, p.x_stride, p.K) ? dot_rows_in_flight_kernel<4>
+                                                      : dot_rows_in_flight_kernel<1>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }

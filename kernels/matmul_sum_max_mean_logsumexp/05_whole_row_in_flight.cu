@@ -1,19 +1,19 @@
-// Rung 5: all of a row is asked for before any of it is used.
+// Rung 5: one wave of blocks, and each thread has as many loads in flight as its registers hold.
 //   y[i] = sum_k x[i,k] w_sum[k] + b_sum
-// Who owns what: a team of threads owns a row, 128 (a block) for long rows and 32 (a warp) for short ones;
-//   a thread issues up to 16 independent 16-byte loads, then reads w_sum, then multiplies in double.
-// Moves: x once, 4 B K bytes, past L1; w_sum stays in L1, 8 K bytes for each multiprocessor.
-// In flight at K = 8192: 1024 blocks of 128 threads are resident at once, so that the memory sees
-//   the whole of x as outstanding loads within the first microsecond; there is no second wave.
-// Against rung 4: four times the loads in flight a thread, no wait for a neighbour row.
+// Who owns what: a team of threads owns a row, 128 (a block) for long rows, 32 (a warp) for short
+//   ones. A thread may ask for 16 times 16 bytes of x before it uses any; the compiler keeps four
+//   or five of them, with their w_sum, in the 64 registers that kResident leaves it.
+// Moves: x once, 4 B K bytes, past L1, where w_sum stays: 8 K bytes for each multiprocessor.
+// At K = 8192 all 1024 blocks are resident at once: no second wave, no tail.
+// Against rung 4: four rows no longer wait for one another at a barrier, and no block is left over.
 #include "load.cuh"
 #include "problem.h"
 #include "reduce.cuh"
 
 constexpr int kThreads = 128, kInFlight = 16, kShortRow = 2048;
-constexpr int kResident = 8;   // blocks of a multiprocessor: 64 registers a thread to hold loads in
+constexpr int kResident = 8;  // blocks of a multiprocessor: 64 registers a thread to hold loads in
 
-template <int Team, int Width>   // threads a row; floats a load
+template <int Team, int Width>  // threads a row; floats a load
 __global__ void __launch_bounds__(kThreads, kResident) dot_whole_row_in_flight_kernel(SumChain p) {
   static_assert(Team == kWarp || Team == kThreads, "a team adds by one warp's or one block's sum");
   constexpr int kTeams = kThreads / Team;
@@ -43,7 +43,7 @@ template <int Team>
 cudaError_t launch_team(const SumChain& p, cudaStream_t stream) {
   constexpr int kTeams = kThreads / Team;
   const int64_t blocks = (p.B + kTeams - 1) / kTeams;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;   // the grid's limit in x
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // the grid's limit in x
   auto kernel = rows_are_float4(p.x, p.x_stride, p.K) ? dot_whole_row_in_flight_kernel<Team, 4>
                                                       : dot_whole_row_in_flight_kernel<Team, 1>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);

@@ -3,16 +3,16 @@
 //   w_sum is loaded once for all of them, and keeps two vectors of partial sums a row.
 // Moves: x once, 4 B K bytes; w_sum (8 K bytes) stays in L2.
 // Against rung 2: vectors of partial sums instead of one chain of additions, and each row is asked
-//   for two kilobytes ahead: left alone, the hardware's prefetcher reaches a third of the bandwidth.
+//   for two kilobytes ahead: alone, the hardware's prefetcher reached half of the bandwidth here.
 #include "problem.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int kRows = kVectorRegisters >= 32 ? 8 : 4;    // kRows * kVectors accumulators in registers
+constexpr int kRows = kVectorRegisters >= 32 ? 8 : 4;  // kRows * kVectors accumulators in registers
 constexpr int kVectors = 2;
 constexpr int kStep = kVectors * kDoubles;
-constexpr int kAhead = 512;                              // floats; measured: 512 to 1024 are best
+constexpr int kAhead = 512;  // floats; measured: 512 to 1024 are best
 
 template <int Rows>
 void dot_rows(const SumChain& p, int64_t first) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-float logsumexp_of_one(float v) {   // max-subtracted; keeps inf and NaN
+float logsumexp_of_one(float v) {  // max-subtracted; keeps inf and NaN
   return std::isfinite(v) ? v + std::log(std::exp(v - v)) : v;
 }
 
@@ -28,7 +28,7 @@ void launch(const SumChain& p, int64_t begin, int64_t end) {
     }
     double sum = 0;
     for (const float value : z) sum += value;
-    const float row = static_cast<float>(sum);   // max and mean over one element change nothing
+    const float row = static_cast<float>(sum);  // max and mean over one element change nothing
     p.y[i] = logsumexp_of_one(logsumexp_of_one(row));
   }
 }

@@ -8,14 +8,14 @@
 #include <cstdint>
 
 struct SumChain {
-  const float* x;        // (B, K), rows x_stride elements apart, features adjacent
-  const float* W;        // (N, K) contiguous: read only by the rungs that do not fold
-  const float* b;        // (N)
-  const double* w_sum;   // (K) the folded weights, in double: no fold can cancel or overflow
-  const double* b_sum;   // (1)
-  float* y;              // (B)
+  const float* x;       // (B, K), rows x_stride elements apart, features adjacent
+  const float* W;       // (N, K) contiguous: read only by the rungs that do not fold
+  const float* b;       // (N)
+  const double* w_sum;  // (K) the folded weights, in double: no fold can cancel or overflow
+  const double* b_sum;  // (1)
+  float* y;             // (B)
   int64_t B, K, N;
-  int64_t x_stride;      // elements from a row of x to the next
+  int64_t x_stride;  // elements from a row of x to the next
 };
 
 #ifdef WB_CUDA

@@ -13,6 +13,6 @@ __global__ void dot_one_block_kernel(SumChain p) {
 
 cudaError_t launch(const SumChain& p, cudaStream_t stream) {
   dot_one_block_kernel<<<1, static_cast<unsigned>(p.B), 0, stream>>>(p);
-  cudaGetLastError();   // the draft's mistake: looked at by nobody
+  cudaGetLastError();  // the draft's mistake: looked at by nobody
   return cudaSuccess;
 }
