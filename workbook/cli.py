@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -117,8 +118,10 @@ def _positive(text: str) -> int:
 
 
 def _print(objects: Iterable[dict]) -> None:
+    """A line each; inf and nan, which JSON lacks, as strings, as in the records."""
     for one in objects:
-        print(json.dumps(one, default=str), flush=True)
+        plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in one.items()}
+        print(json.dumps(plain, default=str, allow_nan=False), flush=True)
 
 
 def _device(arguments: Arguments) -> str:
@@ -251,11 +254,13 @@ def _results(arguments: Arguments) -> int:
 
 
 def _records(arguments: Arguments) -> int:
+    if not arguments.file.exists():
+        raise FileNotFoundError(f"FILE: {arguments.file} is not there")
     found = journal.load(arguments.file)
     if not found:
         raise ValueError(f"FILE: {arguments.file} holds no records")
     there = {r.to_json() for r in journal.load(paths.data())}
-    new = [r for r in found if r.to_json() not in there]
+    new = list({r.to_json(): r for r in found if r.to_json() not in there}.values())
     for place in sorted({journal.place(r, paths.data()) for r in new}):
         journal.append([r for r in new if journal.place(r, paths.data()) == place], place)
         print(place.relative_to(paths.root()))

@@ -27,10 +27,14 @@ def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, 
     return size or ("paper" if device == "cuda" else "laptop"), device
 
 
-def chosen_variants(p: Problem, names: Sequence[str] | None, device: str) -> list[Variant]:
+def chosen_variants(
+    p: Problem, names: Sequence[str | Variant] | None, device: str
+) -> list[Variant]:
     """Those of the names, or every one of the device that is not a control."""
+    if names is not None and not names:
+        raise ValueError("variants: got none, wants keys of variants, or None for all")
     if names is not None:
-        return [p.variant(name, device) for name in names]
+        return [v if isinstance(v, Variant) else p.variant(v, device) for v in names]
     return [v for v in p.variants if device in v.devices and not v.is_control]
 
 
@@ -39,7 +43,7 @@ def predict(
     *,
     size: str | Size | None = None,
     device: str | None = None,
-    variants: Sequence[str] | None = None,
+    variants: Sequence[str | Variant] | None = None,
 ) -> Records:
     """The time of each variant before it is timed, from its own rule or the floor of its work.
 
@@ -81,8 +85,7 @@ def bench(
     """
     size, device = _defaults(size, device)
     where = torch.device(device)
-    chosen = [v if isinstance(v, Variant) else p.variant(v, device)
-              for v in (variants or chosen_variants(p, None, device))]  # fmt: skip
+    chosen = chosen_variants(p, variants, device)
     model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
     truth = _Truth(model, x)
     base = {**_base(p, size, device), "clocks": machine.clocks(device), "seed": 0}
@@ -172,7 +175,7 @@ def _measured(
     with using_route(v.route):
         y = run.call()
         launches, peak = timing.profile(run.call, run.x.device)
-    errors = accuracy.errors_of(y, truth.exact[: y.size(0)])
+    errors = accuracy.errors_of(y, truth.exact[: run.x.size(0)])
     bounds = accuracy.limits_of(truth.eager)
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)

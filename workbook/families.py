@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Generator, Tensor, nn
 
-__all__ = ["FAMILIES", "STATES"]
+__all__ = ["FAMILIES", "SPECIAL", "STATES"]
 
 Family = Callable[[int, int, Generator], Tensor]
 State = Callable[[nn.Module, Generator], None]
@@ -31,6 +31,16 @@ FAMILIES: Mapping[str, Family] = {
     "wide range": lambda b, k, g: torch.exp(3.0 * torch.randn(b, k, generator=g)),
     "one huge row": _one_huge_row,
 }
+
+
+def _one_nan(rows: int, features: int, generator: Generator) -> Tensor:
+    x = torch.rand(rows, features, generator=generator)
+    x[rows // 2 :][:1, features // 2] = float("nan")
+    return x
+
+
+# Run once, with the first state: a maximum or a clamp that loses a NaN looks right on numbers.
+SPECIAL: Mapping[str, Family] = {"one NaN": _one_nan}
 
 
 def _parameters(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,13 +1,14 @@
-"""The user's switch between float32 and TF32 matrix products."""
+"""Switches of torch that are set for a block and put back: the route of products, poison."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
 import torch
 
-__all__ = ["ROUTES", "using_route"]
+__all__ = ["ROUTES", "poisoned", "using_route"]
 
 ROUTES = {"float32": "highest", "tf32": "high"}  # our name -> torch's older switch
 
@@ -21,11 +22,34 @@ def using_route(route: str) -> Iterator[None]:
     """
     if route not in ROUTES:
         raise ValueError(f"route: got {route!r}, wants one of {', '.join(ROUTES)}")
-    newer = torch.backends.cuda.matmul
-    before = newer.fp32_precision
+    older, newer = _older(), [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = [switch.fp32_precision for switch in newer]
     torch.set_float32_matmul_precision(ROUTES[route])
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision("highest")
-        newer.fp32_precision = before
+        torch.set_float32_matmul_precision(older)
+        for switch, was in zip(newer, before, strict=True):
+            switch.fp32_precision = was
+
+
+def _older() -> str:
+    """What the older switch says; "highest" where torch refuses to read it beside the newer."""
+    with contextlib.suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return "highest"
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors are filled with NaN: an output that is left partly unwritten shows."""
+    was, warn = torch.are_deterministic_algorithms_enabled(), (
+        torch.is_deterministic_algorithms_warn_only_enabled()
+    )  # fmt: skip
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warn)

@@ -93,7 +93,7 @@ def interleaved(
     spent = dict.fromkeys(calls, 0.0)
     share = budget_s / max(len(calls), 1)
     bar = tqdm(total=rounds, desc="rounds", disable=not progress, leave=False)
-    for turn in range(rounds):
+    for turn in range(rounds if calls else 0):
         names = list(calls)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if spent[name] > share and len(samples[name]) >= MIN_SAMPLES:

@@ -47,6 +47,7 @@ def try_kernel(
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     variant = p.rung_of_text(source, device)
+    variant.make(p.model(size or "laptop", device=device))  # a failed build is raised, not judged
     check = accuracy.check(p, variant=variant, device=device, stop=True)
     bench = compare.bench(
         p, size=size, device=device, variants=[*against, variant], budget_s=budget_s
