@@ -159,6 +159,10 @@ def check(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = p.variant(variant, device) if isinstance(variant, str) else variant
     full = p.size(size)
+    for argument, asked, there in (("families", families, FAMILIES), ("states", states, STATES)):
+        for name in asked or [""]:
+            if name not in there:
+                raise KeyError(f"{argument}: got {name!r}; there are {', '.join(there)}")
     cases = [(full, f, s, seeds[0]) for f in families for s in states]
     cases += [(full, families[0], states[0], seed) for seed in seeds[1:]]
     cases += [(edge, families[0], states[-1], seeds[0]) for edge in EDGES]
@@ -169,7 +173,7 @@ def check(
         "kernels_digest": kernels_digest(p.slug, chosen, device), "mode": "eval",
         "run": journal.new_run(), **machine.provenance(),
     }  # fmt: skip
-    records, scores = Records(), _Scores(p)
+    records, scores = Records(), _Scores(p, families[0])
     for case in tqdm(cases, desc=f"check {chosen.key}", disable=not progress, leave=False):
         record = _judged(p, chosen, device, route, case, base, scores)
         records.append(record)
@@ -207,7 +211,7 @@ def _judged(
     ours = errors_of(y, exact) if isinstance(y, Tensor) else (float("inf"), float("inf"))
     limits = limits_of(own, route)
     reason = _fault(y, again, eager, x, kept) or _excess(ours, own, limits)
-    if size.name == p.size(size).name and family == next(iter(FAMILIES)) and shape["N"] > 1:
+    if family == scores.family and shape["N"] > 1:
         scores.add(model, x, exact, limits)
     return Record(
         kind="check", passed=not reason, reason=reason, rel_error=ours[0], rel_error_rows=ours[1],
@@ -263,7 +267,8 @@ def _nearness(record: Record) -> float:
 class _Scores:
     """What zeros, a constant and the chain less one step would score under the rule."""
 
-    def __init__(self, p: Problem) -> None:
+    def __init__(self, p: Problem, family: str) -> None:
+        self.family = family
         self._wrong: dict[str, Callable] = {
             "zeros": lambda model, x, exact: torch.zeros_like(exact),
             "a constant (the mean)": lambda model, x, exact: exact.mean().expand_as(exact),
