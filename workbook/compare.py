@@ -197,8 +197,9 @@ def _host(run: _Run) -> dict:
     """Host time of one forward with gradients on, one row, for the drop-in and what it replaces."""
     if run.variant.key != "fused" and not (run.variant.key == "eager" and run.x.is_cuda):
         return {}
+    row = run.x[:1]
     with torch.enable_grad():
-        return {"host_us_grad": timing.host_us(lambda: run.function(run.x[:1]), run.x.device)}
+        return {"host_us_grad": timing.host_us(lambda: run.function(row), row.device)}
 
 
 def _with_folds(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from workbook import build, paths, toolchain
@@ -139,8 +140,10 @@ class FusedOp:
         """The op; in plain eager mode its parts directly, at half of the dispatcher's host time."""
         if _is_watched():
             return self.op(x, *parameters)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *parameters)):
-            return self._with_gradients(x, *parameters)
+        if torch.is_grad_enabled():
+            for tensor in (*parameters, x):
+                if tensor.requires_grad:
+                    return self._with_gradients(x, *parameters)
         return self._forward(x, *parameters)
 
     def _function(self) -> type[torch.autograd.Function]:
@@ -170,22 +173,21 @@ class FusedOp:
         """A kernel of the problem's binding on float32 x (B, K); folds are in double."""
         folded = self.folded(torch.float64, *parameters)
         y = self.output(x, *parameters)
-        if x.stride(-1) != 1 and x.size(-1) > 1:
+        if x.stride()[-1] != 1 and x.size(-1) > 1:
             x = x.contiguous()
         run(x, *parameters, *folded, y)
         return y
 
     def _forward(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        run = self._run(x.device.type) if x.dtype == torch.float32 else None
-        if run is None:
-            return self.run_plain(x, *parameters, dtype=_WIDER[x.dtype])
-        return self.run_kernel(run, x, *parameters)
-
-    def _run(self, device: str) -> Callable | None:
-        """The best kernel for a device, built when first asked for; None without a compiler."""
-        if device not in self._runs:
-            self._runs[device] = built(self.slug, device, self.kernels[device])
-        return self._runs[device]
+        """The best kernel for float32, built when first asked for; the algebra in torch else."""
+        if x.dtype is torch.float32:
+            device = "cuda" if x.is_cuda else "cpu"
+            if device not in self._runs:
+                self._runs[device] = built(self.slug, device, self.kernels[device])
+            run = self._runs[device]
+            if run is not None:
+                return self.run_kernel(run, x, *parameters)
+        return self.run_plain(x, *parameters, dtype=_WIDER[x.dtype])
 
     def _backward(self, ctx: object, grad: Tensor) -> tuple:
         """The vjp of the reference; differentiable again under create_graph."""
@@ -253,7 +255,8 @@ def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
         and device == weight.device == bias.device
         and len(shape) == 2
         and x.size(1) == shape[1]
-        and bias.shape == shape[:1]
+        and bias.dim() == 1
+        and bias.size(0) == shape[0]
         and x.layout is weight.layout is torch.strided
         and not _has_hooks(linear)
         and not torch.is_autocast_enabled(device.type)
@@ -274,11 +277,17 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-def _is_eager(*tensors: Tensor) -> bool:
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
+
+def _is_eager(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """No forward-mode level, no tensor subclass with its own dispatch."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        return False
-    return all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return (
+        forward_ad._current_level < 0
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
+        and type(bias) in _PLAIN
+    )
 
 
 def explain(x: object, linear: nn.Module) -> None:
