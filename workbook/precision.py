@@ -17,15 +17,16 @@ ROUTES = {"float32": "highest", "tf32": "high"}  # our name -> torch's older swi
 def using_route(route: str) -> Iterator[None]:
     """Matrix products of float32 on a GPU run by this route within the block; a CPU has one.
 
-    Leaves the switches alone where the route holds already. Else it sets torch's older one: with
-    the newer at "tf32" the older can not be read, and torch.compile reads it. Puts back what was
-    there. ValueError for an unknown route.
+    Leaves the switches alone where they mean float32 and that is wanted: a user's own choice among
+    its spellings stays. Else it sets torch's older switch: with the newer at "tf32" the older can
+    not be read, and torch.compile reads it. Puts back what was there. ValueError for an unknown
+    route.
     """
     if route not in ROUTES:
         raise ValueError(f"route: got {route!r}, wants one of {', '.join(ROUTES)}")
     older, newer = _older(), [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
     before = [switch.fp32_precision for switch in newer]
-    if (before[0] == "tf32") == (route == "tf32"):
+    if route == "float32" and before[0] != "tf32":
         yield
         return
     torch.set_float32_matmul_precision(ROUTES[route])
