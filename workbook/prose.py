@@ -86,7 +86,7 @@ def resources(p: Problem, arch: str = "90") -> Text:
         return Text(f"The CUDA rungs are not compiled here: {lacking}")
     include = [paths.kernels() / p.slug, paths.kernels() / "common"]
     rows = [
-        f"| {v.key} | `{k.name.split('(')[0]}` "
+        f"| {v.key} | `{k.name.split('(')[0].removeprefix('void ')}` "
         f"| {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
         for v in rungs
         for k in build.cubin(v.source, arch=arch, include=include, flags=["-DWB_CUDA"]).kernels
@@ -128,7 +128,9 @@ def shares(bench: BenchResult) -> Text:
     )
     calls = bench.break_even_calls()
     fold = stats.median(bench["fused"].fold_ms)
-    after = "never pays" if math.isinf(calls) else f"is earned back after {max(calls, 1):.0f} calls"
+    whole = calls if math.isinf(calls) else max(math.ceil(calls), 1)
+    after = "never pays" if whole == math.inf else f"is earned back after {whole} calls"
+    after = after if whole != 1 else "is earned back by the first call"
     return Text(
         "| where | algebra (eager → algebra) | kernel (algebra → fused) | total |\n"
         "|---|---|---|---|\n"

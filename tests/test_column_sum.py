@@ -1,0 +1,217 @@
+"""The kernel of the fold: column sums against float64, in any shape, deterministic, each its own.
+
+The bound is that of the arithmetic: N additions in float64, whatever their order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sum_chain import DEVICES, drawn, needs_compiler
+
+from workbook import ops, paths
+
+U64 = 2.0**-53
+FOLDER = paths.kernels() / "column_sum"
+STRIP = 1024  # columns of one task on a CPU
+SHAPES = [(1, 1), (1, 5), (5, 1), (3, 1023), (4, 1024), (7, 1025), (1031, 33), (64, 4097)]
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def run():
+    return ops.kernel_library("column_sum", "cpu", [FOLDER / "column_sum.cpp"]).op("run")
+
+
+def summed(run, W: torch.Tensor) -> torch.Tensor:
+    """The kernel's sums into poisoned memory with margins, which nobody may write."""
+    K = W.size(1)
+    memory = torch.full((K + 16,), math.nan, dtype=torch.float64)
+    memory[:8], memory[K + 8 :] = 17.0, 17.0
+    run(W, torch.empty(0, K, dtype=torch.float64), memory[8 : K + 8])
+    assert (memory[:8] == 17).all() and (memory[K + 8 :] == 17).all(), "written beside s"
+    return memory[8 : K + 8].clone()
+
+
+def assert_sums(got: torch.Tensor, W: torch.Tensor) -> None:
+    true = torch.tensor([math.fsum(c) for c in W.double().T.tolist()], dtype=torch.float64)
+    bound = W.size(0) * U64 * W.double().abs().sum(0)
+    assert got.shape == true.shape and got.dtype == torch.float64
+    assert ((got - true).abs() <= bound).all()
+
+
+def test_the_kernel_is_what_column_sum_runs(monkeypatch):
+    """The tests below hold for ops.column_sum: it takes the kernel, not torch, where it can."""
+    seen = []
+    kernel = ops._column_sum("cpu")
+    assert kernel is not None
+    monkeypatch.setattr(ops, "_column_sum", lambda device: lambda *a: (seen.append(a), kernel(*a)))
+    W = drawn((5, 7))
+    assert_sums(ops.column_sum(W), W)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_of_odd_shapes(shape, device):
+    W = drawn(shape, seed=3)
+    assert_sums(ops.column_sum(W.to(device)).cpu(), W)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_s_is_written_and_all_of_it(run, shape):
+    W = drawn(shape, seed=4)
+    kept = W.clone()
+    assert_sums(summed(run, W), W)
+    assert torch.equal(W, kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 2100), st.integers(0, 5))
+def test_sums_of_any_shape(N, K, seed):
+    W = drawn((N, K), seed)
+    assert_sums(ops.column_sum(W), W)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 2000)])
+def test_no_rows_are_zero_and_no_columns_are_nothing(shape, device):
+    got = ops.column_sum(torch.empty(shape, device=device))
+    assert got.shape == (shape[1],) and got.dtype == torch.float64 and (got == 0).all()
+
+
+def test_no_rows_are_written_as_zero(run):
+    assert (summed(run, torch.empty(0, 1500)) == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda W: W.T,
+        lambda W: W[:, ::2],
+        lambda W: W[::3],
+        lambda W: W[1:, 3:40],
+        lambda W: W[:1].expand(9, -1),
+        lambda W: W.double(),
+        lambda W: W.half(),
+    ],
+)
+def test_views_and_other_types(view, device):
+    W = view(drawn((37, 64), seed=5))
+    assert_sums(ops.column_sum(view(drawn((37, 64), seed=5).to(device))).cpu(), W)
+
+
+def test_an_unaligned_contiguous_view(run):
+    for offset in range(1, 5):
+        W = drawn((16 * 65 + offset,), seed=offset)[offset:].view(16, 65)
+        assert W.is_contiguous()
+        assert_sums(summed(run, W), W)
+
+
+def test_huge_values_that_cancel_leave_the_small_ones(run):
+    small = torch.randint(-9, 9, (5, 300)).float()
+    huge = 2.0**40 * torch.randint(1, 9, (4, 300)).float()
+    W = torch.cat([huge, small, -huge])  # exact in float64 in any order: 2^43 * 9 < 2^53
+    assert torch.equal(summed(run, W), small.double().sum(0))
+    assert not torch.equal(W.sum(0).double(), small.double().sum(0)), "float32 loses them"
+
+
+def test_sums_beyond_float32_are_finite(run):
+    W = torch.full((1000, 3), 3e38)
+    got = summed(run, W)
+    assert got.isfinite().all() and not W.sum(0).isfinite().any()
+    assert_sums(got, W)
+
+
+def test_subnormal_numbers_count(run):
+    W = torch.full((1000, 3), 2.0**-149)
+    assert (summed(run, W) == 1000 * 2.0**-149).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 3, 4, 8])
+def test_what_is_not_finite_stays_in_its_column(device, value, row):
+    W = drawn((9, 1100), seed=6)
+    clean = ops.column_sum(W.to(device)).cpu()
+    for column in (0, 517, 1023, 1024, 1099):
+        W[row, column] = value
+    got = ops.column_sum(W.to(device)).cpu()
+    hit = torch.zeros(1100, dtype=torch.bool)
+    hit[[0, 517, 1023, 1024, 1099]] = True
+    assert torch.equal(got[~hit], clean[~hit]), "the others keep every bit"
+    torch.testing.assert_close(got[hit], torch.full((5,), value).double(), equal_nan=True)
+
+
+def test_inf_and_its_opposite_are_nan(run):
+    W = torch.zeros(6, 40)
+    W[1, 7], W[5, 7] = math.inf, -math.inf
+    got = summed(run, W)
+    assert got[7].isnan() and (got[torch.arange(40) != 7] == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_repeats_to_the_bit(device):
+    W = drawn((403, 3000), seed=7).to(device)
+    first = ops.column_sum(W)
+    assert all(torch.equal(ops.column_sum(W), first) for _ in range(5))
+
+
+def test_it_does_not_depend_on_the_number_of_threads(run):
+    W = drawn((101, 5 * STRIP + 3), seed=8)
+    was = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(summed(run, W))
+    finally:
+        torch.set_num_threads(was)
+    assert all(torch.equal(f, found[0]) for f in found)
+
+
+def test_a_column_does_not_depend_on_its_neighbours(run):
+    W = drawn((33, 2500), seed=9)
+    whole = summed(run, W)
+    for begin, end in ((0, 1), (1023, 1026), (2047, 2500)):
+        part = summed(run, W[:, begin:end].contiguous())
+        assert torch.equal(part, whole[begin:end])
+
+
+def F(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def D(*shape):
+    return F(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((F(3), D(0, 3), D(3)), r"W: wants a \(N, K\) matrix"),
+        ((F(2, 3, 4), D(0, 3), D(3)), r"W: wants a \(N, K\) matrix"),
+        ((D(2, 3), D(0, 3), D(3)), r"W: got float64 \(2, 3\); wants a contiguous float32 \(2, 3\)"),
+        ((F(3, 2).T, D(0, 3), D(3)), r"W: got float32 \(2, 3\), not contiguous; wants"),
+        ((F(2, 3), D(0, 4), D(3)), r"partial: got float64 \(0, 4\); wants .* \(\*, 3\)"),
+        ((F(2, 3), F(0, 3), D(3)), r"partial: got float32 \(0, 3\); wants a contiguous float64"),
+        ((F(2, 3), D(0, 3), D(2)), r"s: got float64 \(2\); wants a contiguous float64 \(3\)"),
+        ((F(2, 3), D(0, 3), F(3)), r"s: got float32 \(3\); wants a contiguous float64 \(3\)"),
+        ((F(2, 3), D(0, 3), D(3, 1)), r"s: got float64 \(3, 1\)"),
+        ((F(2, 3), D(0, 3), D(6)[::2]), r"s: got float64 \(3\), not contiguous"),
+    ],
+)
+def test_the_binding_refuses_what_it_can_not_read(run, arguments, words):
+    with pytest.raises(RuntimeError, match=words):
+        run(*arguments)
+
+
+def test_without_a_compiler_torch_sums(monkeypatch):
+    monkeypatch.setattr(ops, "_column_sum", lambda device: None)
+    W = drawn((50, 70), seed=10)
+    assert_sums(ops.column_sum(W), W)

@@ -1,0 +1,259 @@
+"""Sentences and tables from records: each number against one worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from sum_chain import PROBLEM, needs_nvcc
+
+import workbook as wb
+from workbook import build, journal, machine, ops, paths, prose
+from workbook.journal import Record, Records
+from workbook.limits import Ceilings
+from workbook.results import BenchResult
+from workbook.variants import kernels_digest
+
+SLUG = PROBLEM.slug
+CARD = "NVIDIA H100 80GB HBM3"
+ABOUT = {
+    "kind": "bench", "problem": SLUG, "route": "float32", "device": "cuda", "card": CARD,
+    "size": "paper", "shape": {"B": 1024, "K": 8192, "N": 8192}, "run": "r1",
+    "date": "2026-11-20T10:00:00Z", "commit": "5f1a0ff2bcdef0123456", "how": {"flush": "read"},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBOOK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(paths, "data", lambda: tmp_path / "data")
+
+
+def timed(variant: str, *samples: float, **more) -> Record:
+    return Record(variant=variant, samples_ms=samples, **ABOUT | more)
+
+
+def predicted(variant: str, ms: float, **more) -> Record:
+    about = ABOUT | {"kind": "prediction", "how": {}}
+    return Record(variant=variant, value=ms, unit="ms", **about | more)
+
+
+# --- the derivation ---------------------------------------------------------------------------
+
+
+def test_the_derivation_has_each_step_with_its_formula_reason_and_number():
+    parts = str(wb.derivation(PROBLEM)).split("\n\n**")
+    assert len(parts) == len(PROBLEM.steps)
+    assert "the definition itself" in parts[0]
+    for number, (step, part) in enumerate(zip(PROBLEM.steps, parts, strict=True)):
+        assert step.title in part and step.reason in part and f"$${step.formula}$$" in part
+        if number:
+            apart = float(re.search(r"by (\S+), relatively, in float64", part)[1])
+            assert (apart < 1e-13) if step.holds else (apart > 1e-2), step.title
+
+
+def test_a_wrong_step_said_to_hold_shows_its_number():
+    liar = dataclasses.replace(PROBLEM.steps[4], holds=True)
+    text = str(wb.derivation(dataclasses.replace(PROBLEM, steps=(PROBLEM.steps[0], liar))))
+    assert float(re.search(r"by (\S+), rel", text)[1]) == pytest.approx(30 / 31, rel=0.05)
+
+
+def test_a_derivation_leaves_the_random_state_alone():
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    wb.derivation(PROBLEM)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+# --- prediction against measurement -------------------------------------------------------------
+
+
+def test_outcome_counts_what_was_predicted():
+    predictions = Records(
+        [
+            predicted("eager", 2.0),
+            predicted("eager", 0.5, route="tf32"),
+            predicted("algebra", 1.0),
+            predicted("fused", 1.0),
+            predicted("cpu", 1.0),
+            predicted("broken", 1.0),
+            predicted("never run", 1.0),
+        ]
+    )
+    bench = BenchResult(
+        Records(
+            [
+                timed("eager", 2.9, 3.0, 3.1),  # 1.5 times: still near
+                timed("eager", 0.4, route="tf32"),
+                timed("algebra", 1.6, 1.6),
+                timed("fused", 0.66, 0.66),
+                timed("cpu", 0.67, 0.67),
+                timed("broken", reason="raised"),
+                timed("not predicted", 1.0),
+            ]
+        )
+    )
+    text = str(wb.outcome(predictions, bench))
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if "×" in line}
+    assert set(rows) == {"eager", "eager/tf32", "algebra", "fused", "cpu"}
+    assert rows["eager"].endswith("as predicted |") and "1.50×" in rows["eager"]
+    assert rows["eager/tf32"].endswith("as predicted |") and "400 µs" in rows["eager/tf32"]
+    assert rows["algebra"].endswith("slower |") and "1.60×" in rows["algebra"]
+    assert rows["fused"].endswith("faster |") and "0.660×" in rows["fused"]
+    assert rows["cpu"].endswith("as predicted |")
+    assert text.endswith("3 of 5 times are within a factor 1.5 of their prediction.")
+
+
+def test_outcome_without_a_common_variant_says_what_to_do():
+    bench = BenchResult(Records([timed("eager", 1.0)]))
+    with pytest.raises(ValueError, match="predictions: none .* run wb.predict first"):
+        wb.outcome(Records(), bench)
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+def shared(fold, eager=(8.0, 9.0, 10.0), fused=(0.5, 0.5, 0.5)) -> str:
+    records = [timed("eager", *eager), timed("algebra", 1.0, 1.0, 1.0)]
+    return str(wb.shares(BenchResult(Records([*records, timed("fused", *fused, fold_ms=fold)]))))
+
+
+def test_shares_are_ratios_of_pairs():
+    text = shared((34.0, 34.0, 34.0))
+    row = text.splitlines()[2]
+    assert row.startswith(f"| {CARD}, paper: B = 1024, K = 8192, N = 8192 |")
+    cells = [cell.strip(" *") for cell in row.split("|")[2:5]]
+    # 8, 9, 10 over 1: median 9, the middle half is 1 wide, so one digit; over 0.5 twice that
+    assert cells == ["9×", "2.000×", "18×"]
+    assert text.endswith("Folding takes 34 ms and is earned back after 4 calls.")
+
+
+@pytest.mark.parametrize(
+    ("fold", "fused", "words"),
+    [
+        (12.0, (0.5, 0.5, 0.5), "is earned back after 2 calls."),  # 12 / 8.5 = 1.41 calls
+        (8.5, (0.5, 0.5, 0.5), "is earned back by the first call."),
+        (1.0, (0.5, 0.5, 0.5), "is earned back by the first call."),
+        (1.0, (10.0, 10.0, 10.0), "never pays."),
+    ],
+)
+def test_a_fold_is_earned_back_after_whole_calls(fold, fused, words):
+    assert shared((fold,), fused=fused).endswith(words)
+
+
+def test_shares_of_an_incomplete_run_name_what_is_missing():
+    with pytest.raises(KeyError, match="variant: got 'algebra'; this run has eager"):
+        wb.shares(BenchResult(Records([timed("eager", 1.0)])))
+
+
+# --- recorded runs ----------------------------------------------------------------------------
+
+
+def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
+    fused = PROBLEM.variant("fused")
+    digest = kernels_digest(SLUG, fused, "cuda")
+    fresh = timed("fused", 1.0, kernels_digest=digest)
+    assert not prose.is_stale(PROBLEM, fresh)
+    assert not prose.is_stale(PROBLEM, timed("eager", 1.0)), "plain torch has no sources here"
+    assert not prose.is_stale(PROBLEM, timed("eager", 1.0, route="tf32"))
+    assert prose.is_stale(PROBLEM, dataclasses.replace(fresh, device="cpu")), "other sources"
+    assert prose.is_stale(PROBLEM, dataclasses.replace(fresh, kernels_digest=""))
+    assert prose.is_stale(PROBLEM, timed("05_a_rung_that_is_gone", 1.0))
+    folder = tmp_path / "kernels"
+    (folder / "common").mkdir(parents=True)
+    (folder / SLUG).mkdir()
+    for file in (paths.kernels() / "common").iterdir():
+        (folder / "common" / file.name).write_bytes(file.read_bytes())
+    for file in (paths.kernels() / SLUG).iterdir():
+        (folder / SLUG / file.name).write_bytes(file.read_bytes())
+    files = tuple(folder / SLUG / f.name for f in fused.files)
+    moved = dataclasses.replace(fused, files=files)
+    elsewhere = dataclasses.replace(PROBLEM, variants=(moved,))
+    monkeypatch.setattr(paths, "kernels", lambda: folder)
+    assert not prose.is_stale(elsewhere, fresh), "the same sources elsewhere"
+    header = folder / "common" / "reduce.cuh"
+    header.write_text(header.read_text() + "\n// edited\n")
+    assert prose.is_stale(elsewhere, fresh)
+
+
+def test_the_newest_recorded_run_is_found_and_labelled():
+    def run(name: str, date: str, **more) -> list[Record]:
+        return [timed(v, 1.0, run=name, date=date, **more) for v in ("eager", "fused")]
+
+    old, new = run("r1", "2026-11-20T10:00:00Z"), run("r2", "2026-11-21T10:00:00Z")
+    laptop = run("r3", "2026-11-22T10:00:00Z", size="laptop")
+    on_cpu = run("r4", "2026-11-22T10:00:00Z", device="cpu", card="a CPU")
+    written = run("r5", "2026-11-22T10:00:00Z", how={"flush": "write"})
+    assert wb.recorded(PROBLEM) is None
+    for records in (new, old, laptop, on_cpu, written):
+        journal.append(records, journal.place(records[0], paths.data()))
+    assert list(wb.recorded(PROBLEM).records) == new
+    assert list(wb.recorded(PROBLEM, flush="write").records) == written
+    assert list(wb.recorded(PROBLEM, size="laptop").records) == laptop
+    assert wb.recorded(PROBLEM, card="another") is None
+    label = str(wb.label(PROBLEM, wb.recorded(PROBLEM)))
+    for words in (CARD, "2026-11-21T10:00:00Z", "commit 5f1a0ff2bcde;", "emptied by read"):
+        assert words in label
+    assert label.endswith("**Stale** (sources changed since): fused.")
+
+
+def test_a_floor_by_hand():
+    reach = Ceilings(1000.0, 500.0, 10.0, None, 0.002, "by hand")
+    floor = wb.floor_of(PROBLEM, reach, "paper", "before")
+    flops = 2 * 1024 * 8192 * 8192 + 1024 * 8192
+    assert floor.ms == pytest.approx(flops / 10e12 * 1e3 + 0.002) and floor.bound == "compute"
+    assert wb.floor_of(PROBLEM, reach, "paper", "after").bound == "memory"
+
+
+# --- sources and resources ------------------------------------------------------------------------
+
+
+def test_show_a_kernel_a_model_and_what_has_no_source():
+    kernel = PROBLEM.variant("cpu")
+    text = wb.show(kernel)
+    source = kernel.source.read_text(encoding="utf-8").rstrip()
+    assert str(text) == f"```cpp\n{source}\n```" == text._repr_markdown_()
+    shown = str(wb.show(PROBLEM.Model))
+    assert shown.startswith("```python\nclass Model(nn.Module)") and "logsumexp" in shown
+    with pytest.raises(ValueError, match="variant: eager has no kernel"):
+        wb.show(PROBLEM.variant("eager"))
+
+
+def test_resources_come_from_the_compiler(monkeypatch):
+    asked = []
+
+    def cubin(source, *, arch, include, flags):
+        asked.append((source.name, arch))
+        kernel = build.KernelReport(
+            f"void {source.stem}_kernel<2>(SumChain)", "sm_100", registers=40, spill_bytes=8,
+            stack_bytes=0, shared_bytes=1024,
+        )  # fmt: skip
+        return build.CubinReport((kernel,), "", source, True)
+
+    monkeypatch.setattr(ops, "missing", lambda device: "")
+    monkeypatch.setattr(build, "cubin", cubin)
+    text = str(wb.resources(PROBLEM, arch="100"))
+    rungs = [v for v in PROBLEM.variants if v.is_rung and v.devices == ("cuda",)]
+    assert asked == [(v.source.name, "100") for v in rungs] and len(rungs) == 5
+    for v in rungs:
+        assert f"| {v.key} | `{v.source.stem}_kernel<2>` | 40 | 8 | 1024 |" in text
+
+
+def test_resources_without_nvcc_say_so(monkeypatch):
+    monkeypatch.setattr(ops, "missing", lambda device: "no nvcc: install it")
+    assert str(wb.resources(PROBLEM)) == "The CUDA rungs are not compiled here: no nvcc: install it"
+
+
+@needs_nvcc
+def test_resources_here():
+    text = str(wb.resources(PROBLEM))
+    assert text.count("_kernel") >= 5 and "| 0 |" in text
+
+
+def test_the_label_of_a_run_here_has_this_machine():
+    here = timed("eager", 1.0, device="cpu", card=machine.card("cpu"), commit="")
+    label = str(wb.label(PROBLEM, BenchResult(Records([here]))))
+    assert machine.card("cpu") in label and "commit unknown" in label and "Stale" not in label
