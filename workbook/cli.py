@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
+    results.add_argument("--markdown", action="store_true", help="the README's table")
     records = add("records", _records, "take records from elsewhere into data/",
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
     records.add_argument("action", choices=("import",))
@@ -246,6 +247,11 @@ def _results(arguments: Arguments) -> int:
     )
     if arguments.json:
         _print(map(line, newest))
+        return 0
+    if arguments.markdown:
+        from workbook.prose import summary
+
+        print(summary(kept.query(problem=wanted)))
         return 0
     for r in newest:
         ms = "failed" if r.median_ms is None else f"{r.median_ms:.4g} ms"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbook import build, limits, ops, paths, stats, style
+from workbook import build, journal, limits, ops, paths, stats, style
 from workbook.journal import Record, Records
 from workbook.results import BenchResult, key_of, records
 from workbook.spec import Problem, Variant
@@ -28,6 +28,7 @@ __all__ = [
     "resources",
     "shares",
     "show",
+    "summary",
 ]
 
 NEAR = 1.5  # a time within this factor of its prediction counts as predicted
@@ -159,10 +160,51 @@ def recorded(p: Problem, *, flush: str = "read", **equals: object) -> BenchResul
     """
     wanted = {"kind": "bench", "device": "cuda", "size": "paper", **equals}
     kept = Records(r for r in records(p, **wanted) if r.how.get("flush") == flush)
-    if not kept:
-        return None
-    newest = max(kept, key=lambda r: (r.date, r.run)).run
-    return BenchResult(kept.query(run=newest))
+    return fullest(kept)
+
+
+def fullest(kept: Records) -> BenchResult | None:
+    """The newest run that has eager, torch.compile and ours; without one, eager and ours."""
+    runs: dict[str, Records] = {}
+    for record in kept:
+        runs.setdefault(record.run, Records()).append(record)
+    for wanted in ({"eager", "compile", "fused"}, {"eager", "fused"}):
+        whole = [r for r in runs.values() if wanted <= {o.variant for o in r}]
+        if whole:
+            return BenchResult(max(whole, key=lambda r: (r[0].date, r[0].run)))
+    return None
+
+
+SUMMARY = ("eager", "compile", "eager/tf32", "compile/tf32", "algebra", "fused")
+
+
+def summary(kept: Records | None = None) -> Text:
+    """The table of the README: paper size, every card and problem, newest run read from cold cache.
+
+    kept: bench records; those in data/ if not given.
+    """
+    every = journal.load(paths.data()) if kept is None else kept
+    timed = [r for r in every.query(kind="bench", size="paper") if r.how.get("flush") == "read"]
+    places = sorted({(r.problem, r.card) for r in timed})
+    head = [*SUMMARY, "floor", "ours over eager", "error, ours / eager"]
+    rows = ["| problem | card | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
+    for problem, card in places:
+        bench = fullest(Records(r for r in timed if (r.problem, r.card) == (problem, card)))
+        if bench is None:
+            continue
+        found = {key_of(r): r for r in bench.records}
+        cells = [_time_of(found.get(key)) for key in SUMMARY]
+        ours, speedup = found["fused"], bench.ratio()
+        cells += [style.duration(ours.floor_ms, 0.01), _times(speedup)]
+        cells += [f"{ours.rel_error:.1e} / {ours.rel_error_eager:.1e}"]
+        rows.append(f"| `{problem}` | {card} | " + " | ".join(cells) + " |")
+    return Text("\n".join(rows))
+
+
+def _time_of(record: Record | None) -> str:
+    if record is None or record.median_ms is None:
+        return "–"
+    return style.duration(record.median_ms, stats.spread(record.samples_ms))
 
 
 def label(p: Problem, bench: BenchResult) -> Text:
