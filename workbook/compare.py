@@ -24,6 +24,7 @@ FOLDS = 7  # samples of the fold
 
 def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    machine.card(device)  # NoDevice where it is not here
     return size or ("paper" if device == "cuda" else "laptop"), device
 
 

@@ -92,19 +92,18 @@ def interleaved(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     spent = dict.fromkeys(calls, 0.0)
     share = budget_s / max(len(calls), 1)
-    bar = tqdm(total=rounds, desc="rounds", disable=not progress, leave=False)
-    for turn in range(rounds if calls else 0):
-        names = list(calls)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if spent[name] > share and len(samples[name]) >= MIN_SAMPLES:
-                continue
-            with using_route(calls[name].route):
-                start = time.perf_counter()
-                flush()
-                samples[name].append(once_ms(calls[name].run, device))
-                spent[name] += time.perf_counter() - start
-        bar.update()
-    bar.close()
+    with tqdm(total=rounds, desc="rounds", disable=not progress, leave=False) as bar:
+        for turn in range(rounds if calls else 0):
+            names = list(calls)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                if spent[name] > share and len(samples[name]) >= MIN_SAMPLES:
+                    continue
+                with using_route(calls[name].route):
+                    start = time.perf_counter()
+                    flush()
+                    samples[name].append(once_ms(calls[name].run, device))
+                    spent[name] += time.perf_counter() - start
+            bar.update()
     return samples
 
 
