@@ -119,6 +119,7 @@ class _Run:
     x: Tensor
     first_ms: float
     factor: float  # rows asked for over rows run
+    host: dict  # host time of a forward, for those where it matters
 
     def call(self) -> Tensor:
         return self.function(self.x)
@@ -136,21 +137,25 @@ class _Truth:
 def _made(
     chosen: Sequence[Variant], model: nn.Module, x: Tensor, where: torch.device
 ) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
-    """Each variant built and called twice; those that raise, with their words."""
+    """Each variant built and called twice; those that raise, with their words.
+
+    torch.compile comes last: once it has run, every Python frame of the process costs more.
+    """
     runs, failed = {}, []
-    for v in chosen:
+    for v in sorted(chosen, key=lambda v: v.name == "compile"):
         part = x if v.sample is None or v.sample >= x.size(0) else x[: v.sample]
         try:
             with using_route(v.route):
                 function = v.make(model)
                 first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
                 function(part)
+                host = _host(v, function, part[:1])
         except Exception as error:  # a failed run is a result: kept with its reason
             failed.append((v, accuracy.in_words(error)))
             continue
         factor = x.size(0) / max(part.size(0), 1)
-        runs[v.key] = _Run(v, function, part, first_ms, factor)
-    return runs, failed
+        runs[v.key] = _Run(v, function, part, first_ms, factor, host)
+    return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
 
 
 def _base(p: Problem, size: str | Size, device: str) -> dict:
@@ -185,7 +190,7 @@ def _measured(
         reason = f"measured at batch {run.x.size(0)}, times {run.factor:g}"
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
-        how={**how, "first_call_ms": run.first_ms, **_host(run)},
+        how={**how, "first_call_ms": run.first_ms, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
         rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],
@@ -194,13 +199,12 @@ def _measured(
     )  # fmt: skip
 
 
-def _host(run: _Run) -> dict:
+def _host(v: Variant, function: Callable[[Tensor], Tensor], row: Tensor) -> dict:
     """Host time of one forward with gradients on, one row, for the drop-in and what it replaces."""
-    if run.variant.key != "fused" and not (run.variant.key == "eager" and run.x.is_cuda):
+    if v.key != "fused" and not (v.key == "eager" and row.is_cuda):
         return {}
-    row = run.x[:1]
     with torch.enable_grad():
-        return {"host_us_grad": timing.host_us(lambda: run.function(row), row.device)}
+        return {"host_us_grad": timing.host_us(lambda: function(row), row.device)}
 
 
 def _with_folds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
         return lambda x: op.run_plain(x, *parameters_of(model), dtype=x.dtype)
 
     def folding(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        new = drop_in(model)
+        new = drop_in(copy.deepcopy(model))  # weights of its own: folds of others stay
 
         def run(x: Tensor) -> Tensor:
             refresh(new)
