@@ -180,16 +180,25 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
 
 
 def test_the_newest_recorded_run_is_found_and_labelled():
+    variants = ["eager", "algebra", "fused"]
+
     def run(name: str, date: str, **more) -> list[Record]:
-        return [timed(v, 1.0, run=name, date=date, **more) for v in ("eager", "fused")]
+        return [timed(v, 1.0, run=name, date=date, **more) for v in variants]
 
     old, new = run("r1", "2026-11-20T10:00:00Z"), run("r2", "2026-11-21T10:00:00Z")
     laptop = run("r3", "2026-11-22T10:00:00Z", size="laptop")
     on_cpu = run("r4", "2026-11-22T10:00:00Z", device="cpu", card="a CPU")
     written = run("r5", "2026-11-22T10:00:00Z", how={"flush": "write"})
-    assert wb.recorded(PROBLEM) is None
+    partial = [timed("fused", 1.0, run="r6", date="2026-11-23T10:00:00Z")]
+    failed = run("r7", "2026-11-23T10:00:00Z")
+    failed[1] = dataclasses.replace(failed[1], samples_ms=(), reason="out of luck")
+    tf32 = run("r8", "2026-11-23T10:00:00Z", route="tf32")
+    for records in (partial, failed, tf32):
+        journal.append(records, journal.place(records[0], paths.data()))
+    assert wb.recorded(PROBLEM) is None, "they lack what figures and shares compare"
     for records in (new, old, laptop, on_cpu, written):
         journal.append(records, journal.place(records[0], paths.data()))
+    journal.append(new, journal.place(new[0], paths.runs()))  # kept: it is in both
     assert list(wb.recorded(PROBLEM).records) == new
     assert list(wb.recorded(PROBLEM, flush="write").records) == written
     assert list(wb.recorded(PROBLEM, size="laptop").records) == laptop
@@ -198,6 +207,36 @@ def test_the_newest_recorded_run_is_found_and_labelled():
     for words in (CARD, "2026-11-21T10:00:00Z", "commit 5f1a0ff2bcde;", "emptied by read"):
         assert words in label
     assert label.endswith("**Stale** (sources changed since): fused.")
+
+
+def test_the_run_with_compile_goes_before_a_newer_one_without():
+    def run(name: str, date: str, *variants: str) -> list[Record]:
+        return [timed(v, 1.0, run=name, date=date) for v in variants]
+
+    whole = run("a", "2026-11-20T10:00:00Z", "eager", "compile", "algebra", "fused")
+    newer = run("b", "2026-11-21T10:00:00Z", "eager", "algebra", "fused")
+    assert list(prose.fullest(Records([*newer, *whole])).records) == whole
+    assert list(prose.fullest(Records(newer)).records) == newer
+    assert prose.fullest(Records()) is None
+
+
+def test_the_summary_is_computed_from_paper_size_runs():
+    def run(card: str, **more) -> list[Record]:
+        more = {"card": card, "floor_ms": 0.01, "rel_error": 1e-8, "rel_error_eager": 4e-7} | more
+        return [
+            timed("eager", 2.0, 2.0, **more), timed("algebra", 0.02, 0.02, **more),
+            timed("fused", 0.016, 0.016, **more),
+        ]  # fmt: skip
+
+    records = [*run("Card A"), *run("Card B", size="laptop"), timed("fused", 1.0, card="Card C")]
+    lines = str(prose.summary(Records(records))).splitlines()
+    assert len(lines) == 3, "a head, its line, one card"
+    cells = [cell.strip(" *") for cell in lines[2].split("|")[1:-1]]
+    assert cells == [
+        f"`{SLUG}`", "Card A", "2.000 ms", "–", "–", "–", "20.00 µs", "16.00 µs", "10.0 µs",
+        "125.0×", "1.0e-08 / 4.0e-07",
+    ]  # fmt: skip
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
 
 
 def test_a_floor_by_hand():

@@ -164,12 +164,16 @@ def recorded(p: Problem, *, flush: str = "read", **equals: object) -> BenchResul
 
 
 def fullest(kept: Records) -> BenchResult | None:
-    """The newest run that has eager, torch.compile and ours; without one, eager and ours."""
+    """The newest run that timed eager, torch.compile, the algebra and ours; else without compile.
+
+    None without one: ratios and figures compare these.
+    """
     runs: dict[str, Records] = {}
     for record in kept:
         runs.setdefault(record.run, Records()).append(record)
-    for wanted in ({"eager", "compile", "fused"}, {"eager", "fused"}):
-        whole = [r for r in runs.values() if wanted <= {o.variant for o in r}]
+    compared = {"eager", "algebra", "fused"}
+    for wanted in (compared | {"compile"}, compared):
+        whole = [r for r in runs.values() if wanted <= {key_of(o) for o in r if o.samples_ms}]
         if whole:
             return BenchResult(max(whole, key=lambda r: (r[0].date, r[0].run)))
     return None

@@ -109,8 +109,12 @@ def line(record: Record) -> dict:
 
 
 def records(p: Problem | str | None = None, **equals: object) -> Records:
-    """Records kept in data/ and made here (.runs/): of a problem, and with these values."""
-    found = journal.load([paths.data(), paths.runs()])
+    """Records kept in data/ and made here (.runs/): of a problem, and with these values.
+
+    What is in both is there once.
+    """
+    loaded = journal.load([paths.data(), paths.runs()])
+    found = {r.to_json(): r for r in loaded}.values()
     if p is not None:
         equals["problem"] = p if isinstance(p, str) else p.slug
     return journal.query(found, **equals)
