@@ -23,6 +23,7 @@ _HOMES = {
     "bench": "compare",
     "try_kernel": "trial",
     "predict": "compare",
+    "yardsticks": "compare",
     "records": "results",
     "measure_ceilings": "ceilings",
     "describe": "machine",

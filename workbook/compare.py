@@ -16,7 +16,7 @@ from workbook.results import BenchResult, key_of
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import kernels_digest
 
-__all__ = ["bench", "predict"]
+__all__ = ["bench", "predict", "yardsticks"]
 
 ROUNDS = 30
 FOLDS = 7  # samples of the fold
@@ -106,6 +106,42 @@ def bench(
     found = _with_folds(p, model, where, flusher, found)
     for place in [paths.runs(), *([paths.data()] if keep else [])]:
         journal.append(found, journal.place(found[0], place))
+    return BenchResult(found)
+
+
+def yardsticks(
+    p: Problem,
+    *,
+    size: str | Size | None = None,
+    device: str | None = None,
+    rounds: int = 41,
+    flush: str = "read",
+) -> BenchResult:
+    """The drop-in beside torch calls that move the same bytes, in turn: is memory read as fast?
+
+    Records of kind "profile", appended to .runs/. `.ratio("torch.sum(x)", "fused")` is our speed
+    as a part of theirs.
+    """
+    size, device = _defaults(size, device)
+    where, shape = torch.device(device), p.shape(size)
+    model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
+    new, folded = p.drop_in(model), [t.float() for t in p.fold(model)]
+    calls = {name: timing.Call(lambda f=f: f(x, *folded)) for name, f in p.yardsticks.items()}
+    calls["fused"] = timing.Call(lambda: new(x))
+    flusher = timing.Flush(where, flush)
+    with torch.no_grad():
+        for call in calls.values():
+            call.run()
+        samples = timing.interleaved(calls, where, rounds=rounds, budget_s=20.0, flush=flusher)
+    floor = limits.floor_ms(p.work["after"](**shape), ceilings.measure_ceilings(device))
+    base = {**_base(p, size, device), "floor_ms": floor.ms, "route": "float32"}
+    base["how"] = {"flush": flush, "flush_mb": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+    moved = p.work["after"](**shape).bytes
+    found = Records(
+        Record(kind="profile", variant=name, samples_ms=tuple(times), bytes_moved=moved, **base)
+        for name, times in samples.items()
+    )
+    journal.append(found, journal.place(found[0], paths.runs()))
     return BenchResult(found)
 
 

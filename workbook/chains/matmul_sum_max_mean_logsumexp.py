@@ -302,5 +302,9 @@ problem = Problem(
         "last feature left out": lambda m, x: _double_rows(m, x)[:, :-1].sum(1, keepdim=True),
     },
     fold=lambda model: fold(torch.float64, *variants.parameters_of(model)),
+    yardsticks={
+        "torch.sum(x)": lambda x, w_sum, b_sum: x.sum(),
+        "torch.mv(x, w)": lambda x, w_sum, b_sum: torch.mv(x, w_sum),
+    },
     rung_of_text=lambda source, device: variants.rung_of_text(OP, source, device),
 )
