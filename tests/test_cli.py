@@ -146,7 +146,7 @@ def test_doctor_names_what_is_there(checkout):
     }  # fmt: skip
     assert all(set(one) == {"name", "ok", "detail", "remedy"} for one in found.values())
     assert done.returncode == int(any(one["ok"] is False for one in found.values()))
-    assert found["checkout"]["detail"] == str(checkout)
+    assert found["checkout"]["detail"] == str(checkout.resolve())
 
 
 def test_doctor_without_a_compiler(checkout):
@@ -227,8 +227,10 @@ def test_an_unknown_slug_is_one_line(verb, checkout):
     assert_refused(workbook(checkout, verb, "matmul_foo"), f"slug: got 'matmul_foo'.*{SLUG}")
 
 
-@pytest.mark.parametrize("verb", ["check", "bench"])
-@pytest.mark.parametrize("variant", ["fussed", "eager/tf32", "05_whole_row_in_flight"])
+@pytest.mark.parametrize(
+    ("verb", "variant"),
+    [("check", "fussed"), ("check", "05_whole_row_in_flight"), ("bench", "eager/tf32")],
+)
 def test_an_unknown_variant_is_one_line(verb, variant, checkout):
     done = workbook(checkout, verb, SLUG, "--device", "cpu", "--variants", variant)
     assert_refused(done, f"variant: got '{variant}'.*fused")
@@ -404,7 +406,7 @@ def test_import_leaves_torn_lines_out_and_says_so(checkout, tmp_path):
     assert list(journal.load(checkout / "data")) == good
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "missing.txt", "missing"])
+@pytest.mark.parametrize("name", ["missing.jsonl", "missing"])
 def test_import_of_a_missing_file(name, checkout, tmp_path):
     done = workbook(checkout, "records", "import", tmp_path / name)
     assert_refused(done, f"FILE: .*{name} is not there")
@@ -479,20 +481,17 @@ def test_an_unknown_notebook_is_one_line(verb, checkout):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("list",), ("build", SLUG), ("check", SLUG), ("bench", SLUG), ("results",), ("run",),
-     ("report",), ("records", "import", __file__)],
-)  # fmt: skip
+    [("list",), ("bench", SLUG), ("results",), ("run",), ("report",)],
+)
 def test_a_package_installed_alone_says_in_a_line_what_to_do(arguments, original, tmp_path):
     shutil.copytree(original / "workbook", tmp_path / "site" / "workbook")
     (tmp_path / "elsewhere").mkdir()
     done = workbook(tmp_path / "site", *arguments)
     assert done.returncode == 2 and done.stdout == "", said(done)
-    last = done.stderr.splitlines()[-1]
-    assert last == (
+    assert done.stderr == (
         "workbook: workbook is installed without its notebooks/ and kernels/: "
-        "clone the repository and run `pip install -e .` there"
-    ) or (arguments[0] == "records" and "no records" in last), said(done)
-    assert "Traceback" not in done.stderr
+        "clone the repository and run `pip install -e .` there\n"
+    )
 
 
 def test_doctor_of_a_package_installed_alone(original, tmp_path):
