@@ -119,14 +119,16 @@ def yardsticks(
 ) -> BenchResult:
     """The drop-in beside torch calls that move the same bytes, in turn: is memory read as fast?
 
-    Records of kind "profile", appended to .runs/. `.ratio("torch.sum(x)", "fused")` is our speed
-    as a part of theirs.
+    Records of kind "profile", appended to .runs/. "kernel" is the last rung, "fused" the module
+    around it; `.ratio("torch.sum(x)", "kernel")` is our speed as a part of theirs.
     """
     size, device = _defaults(size, device)
     where, shape = torch.device(device), p.shape(size)
     model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
     new, folded = p.drop_in(model), [t.float() for t in p.fold(model)]
     calls = {name: timing.Call(lambda f=f: f(x, *folded)) for name, f in p.yardsticks.items()}
+    rung = [v for v in p.variants if v.is_rung and where.type in v.devices][-1].make(model)
+    calls["kernel"] = timing.Call(lambda: rung(x))
     calls["fused"] = timing.Call(lambda: new(x))
     flusher = timing.Flush(where, flush)
     with torch.no_grad():
