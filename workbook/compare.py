@@ -19,6 +19,7 @@ from workbook.variants import kernels_digest
 __all__ = ["bench", "predict", "yardsticks"]
 
 ROUNDS = 30
+WARMUPS = 3  # after the first call: torch.compile captures its CUDA graph in the third
 FOLDS = 7  # samples of the fold
 
 
@@ -175,7 +176,7 @@ class _Truth:
 def _made(
     chosen: Sequence[Variant], model: nn.Module, x: Tensor, where: torch.device
 ) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
-    """Each variant built and called twice; those that raise, with their words.
+    """Each variant built, called once, then warmed up; those that raise, with their words.
 
     torch.compile comes last: once it has run, every Python frame of the process costs more.
     """
@@ -186,7 +187,8 @@ def _made(
             with using_route(v.route):
                 function = v.make(model)
                 first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
-                function(part)
+                for _ in range(WARMUPS):
+                    function(part)
                 host = _host(v, function, part[:1])
         except Exception as error:  # a failed run is a result: kept with its reason
             failed.append((v, accuracy.in_words(error)))

@@ -1,0 +1,32 @@
+"""The README says what the records say: its table is the command's output, its picture is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from workbook import prose
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TABLE = re.compile(r"<!-- results: .*? -->\n(.*?)<!-- end of results -->", re.DOTALL)
+
+
+def test_the_table_is_generated_from_the_records():
+    table = TABLE.search(README)
+    assert table, "README.md has no results between its two markers"
+    assert table.group(1).strip() == str(prose.summary()), (
+        "paste the output of `python -m workbook results --markdown` between the markers"
+    )
+
+
+def test_a_number_that_was_typed_is_found():
+    changed = re.sub(r"(\d)(×)", r"9\2", README, count=1)
+    assert TABLE.search(changed).group(1).strip() != str(prose.summary())
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), f"README.md links to {target}, which is not there"
