@@ -320,8 +320,12 @@ def test_a_copy_without_the_notebooks_says_in_one_line_what_to_do(tmp_path: Path
         """
     )
     told = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120,
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        timeout=120,
     )
     assert told.returncode == 0, told.stderr
     (line,) = told.stdout.splitlines()

@@ -98,7 +98,7 @@ def bench(
         samples = timing.interleaved(
             calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
         )
-        how = {"flush": flush, "flush_mb": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+        how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
         reach = ceilings.measure_ceilings(device)
         found = Records(
             _measured(p, run, samples[key], base, how, reach, truth) for key, run in runs.items()
@@ -138,7 +138,7 @@ def yardsticks(
         samples = timing.interleaved(calls, where, rounds=rounds, budget_s=20.0, flush=flusher)
     floor = limits.floor_ms(p.work["after"](**shape), ceilings.measure_ceilings(device))
     base = {**_base(p, size, device), "floor_ms": floor.ms, "route": "float32"}
-    base["how"] = {"flush": flush, "flush_mb": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+    base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
     moved = p.work["after"](**shape).bytes
     found = Records(
         Record(kind="profile", variant=name, samples_ms=tuple(times), bytes_moved=moved, **base)

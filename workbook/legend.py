@@ -50,7 +50,7 @@ COLOURS = {
     "algebra": style.ALGEBRA,
     "tried": style.TRIED,
 }
-UNITS = ("_s", "_ms", "_us", "_bytes")
+UNITS = ("_s", "_ms", "_us", "_bytes", "_MB")
 CACHES = {
     "flush read": "cold cache (flushed by reading)",
     "flush write": "cold cache (flushed by writing)",

@@ -116,7 +116,7 @@ def ladder(records: Any) -> Picture:
     predicted = _predictions(records, rungs)
     rows = [_row(t, t.text, times(eager, t)) for t in shown]
     split = len(references)
-    groups = [("PyTorch", rows[:split]), ("Kernels, from the first to ours", rows[split:])]
+    groups = [("PyTorch", rows[:split]), ("Kernels, first to last", rows[split:])]
     parts = [(Row(name, header=True), *part) for name, part in groups if part]
     title = _ladder_title(rungs, eager, floor)
     chart = row_chart(
