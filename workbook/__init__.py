@@ -26,6 +26,7 @@ _HOMES = {
     "yardsticks": "compare",
     "records": "results",
     "measure_ceilings": "ceilings",
+    "ceilings_of": "ceilings",
     "describe": "machine",
     "median": "stats",
     "missing": "ops",

@@ -22,7 +22,7 @@ from workbook.precision import poisoned, using_route
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import kernels_digest
 
-__all__ = ["CheckFailed", "CheckResult", "check", "errors_of", "limits_of", "oracle"]
+__all__ = ["CheckFailed", "CheckResult", "check", "errors_of", "excess", "limits_of", "oracle"]
 
 FLOOR = 2e-7  # relative: about three roundings of float32
 FACTOR = {"float32": 2.0, "tf32": 1.2}
@@ -210,7 +210,7 @@ def _judged(
     own = errors_of(eager, exact)
     ours = errors_of(y, exact) if isinstance(y, Tensor) else (float("inf"), float("inf"))
     limits = limits_of(own, route)
-    reason = _fault(y, again, eager, x, kept) or _excess(ours, own, limits)
+    reason = _fault(y, again, eager, x, kept) or excess(ours, own, limits)
     if family == scores.family and shape["N"] > 1:
         scores.add(model, x, exact, limits)
     return Record(
@@ -250,7 +250,8 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
-def _excess(ours: tuple, own: tuple, limits: tuple) -> str:
+def excess(ours: tuple, own: tuple, limits: tuple) -> str:
+    """By which error, of which kind, the rule is broken; empty if it holds."""
     for what, error, eager, limit in zip(("whole", "worst row"), ours, own, limits, strict=True):
         if not error <= limit:
             return f"error {error:.1e} ({what}), limit {limit:.1e}, eager {eager:.1e}"

@@ -225,17 +225,16 @@ def _measured(
     bounds = accuracy.limits_of(truth.eager)
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
-    reason = ""
-    if run.factor != 1:
-        reason = f"measured at batch {run.x.size(0)}, times {run.factor:g}"
+    excess = accuracy.excess(errors, truth.eager, bounds)
+    scaled = f"measured at batch {run.x.size(0)}, times {run.factor:g}" if run.factor != 1 else ""
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
         rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],
-        passed=all(e <= b for e, b in zip(errors, bounds, strict=True)),
-        extrapolated=run.factor != 1, reason=reason,
+        passed=not excess, extrapolated=run.factor != 1,
+        reason="; ".join(filter(None, (excess, scaled))),
     )  # fmt: skip
 
 

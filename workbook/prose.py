@@ -72,9 +72,11 @@ def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 3
         parts = []
         for number, step in enumerate(p.steps):
             apart = ((step.compute(x, *parameters) - first).norm() / first.norm()).item()
-            verdict = f"differs from the chain by {apart:.1e}, relatively, in float64"
-            if step.holds and number == 0:
+            verdict = f"agrees with the chain to {apart:.1e}, relatively, in float64"
+            if number == 0:
                 verdict = "the definition itself"
+            elif not step.holds:
+                verdict = f"differs from the chain by {apart:.1e}, relatively: wrong"
             parts.append(f"**{step.title}** — {step.reason}.\n\n$${step.formula}$$\n\n*{verdict}*")
     return Text("\n\n".join(parts))
 

@@ -99,7 +99,7 @@ def finish(page: BeautifulSoup, name: str) -> Finished:
     _fold_long(page)
     _link_pages(page)
     _refuse(page, name)
-    image = page.find("img", alt=True)
+    image = page.select_one(".cover img[alt]") or page.find("img", alt=True)
     lead = page.select_one(".prose > p")
     return Finished(
         title=next((h.html for h in headings if h.level == 1), ""),

@@ -3,13 +3,13 @@
 //   w_sum is loaded once for all of them, and keeps vectors of partial sums a row.
 // Moves: x once, 4 B K bytes; w_sum (8 K bytes) stays in L2.
 // Against rung 2: vectors of partial sums instead of one chain of additions, and each row is asked
-//   for three kilobytes ahead: alone, the hardware's prefetcher reached half of the bandwidth here.
+//   for three kilobytes ahead, since the hardware's prefetcher alone falls behind.
 #include "problem.h"
 #include "simd.h"
 
 namespace {
 
-// Measured on 2 cores with AVX-512: 6 rows beat 4 and 8, 768 floats ahead beat 512 and 1024.
+// Tuned on 2 cores with AVX-512 against torch.sum over the same bytes; wb.yardsticks repeats it.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
 constexpr int kRows = kManyRegisters ? 6 : 4;
 constexpr int kVectors = kManyRegisters ? 4 : 2;
