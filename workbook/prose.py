@@ -31,6 +31,7 @@ __all__ = [
     "summary",
 ]
 
+AGREES = 1e-10  # relative, in float64: far above rounding, far below any wrong step
 NEAR = 1.5  # a time within this factor of its prediction counts as predicted
 
 
@@ -61,7 +62,8 @@ def show(what: Variant | type) -> Text:
 def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 31)) -> Text:
     """Each step's formula and reason, run in float64 against the first on a small odd size.
 
-    Says the largest relative difference of each; a step that is wrong differs visibly.
+    Says the relative difference of each. AssertionError where a step that is said to hold does
+    not, or a tempting wrong one agrees.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, features[0], generator=generator, dtype=torch.float64)
@@ -72,11 +74,16 @@ def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 3
         parts = []
         for number, step in enumerate(p.steps):
             apart = ((step.compute(x, *parameters) - first).norm() / first.norm()).item()
+            if step.holds != (apart < AGREES):
+                claim = "hold" if step.holds else "be wrong"
+                raise AssertionError(
+                    f"{step.title!r} is said to {claim}, but differs by {apart:.1e}"
+                )
             verdict = f"agrees with the chain to {apart:.1e}, relatively, in float64"
             if number == 0:
                 verdict = "the definition itself"
             elif not step.holds:
-                verdict = f"differs from the chain by {apart:.1e}, relatively: wrong"
+                verdict = f"differs from the chain by {apart:.1e}, relatively, in float64: wrong"
             parts.append(f"**{step.title}** — {step.reason}.\n\n$${step.formula}$$\n\n*{verdict}*")
     return Text("\n\n".join(parts))
 
