@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from workbook import build, ops, paths
+from workbook import build, ops, paths, recipe
 from workbook.fold import refresh
 from workbook.spec import Make, Predict, Variant
 
@@ -108,7 +107,7 @@ def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Libr
 
 
 def kernels_digest(slug: str, variant: Variant, device: str) -> str:
-    """Of what a variant is compiled from on a device: its files, the binding, every header.
+    """Of what a variant is compiled from on a device: its files, the binding, what they include.
 
     A record with another digest was measured with other sources; "" for plain torch.
     """
@@ -116,13 +115,10 @@ def kernels_digest(slug: str, variant: Variant, device: str) -> str:
     files = [f for f in variant.files if f.suffix == suffix]
     if not files:
         return ""
-    folder = paths.kernels() / slug
-    shared = [folder / "binding.cpp", *folder.glob("*.h")]
-    shared += [f for f in (paths.kernels() / "common").iterdir() if f.suffix in (".h", ".cuh")]
-    text = "\0".join(
-        f"{f.name}\0{f.read_text(encoding='utf-8')}" for f in sorted([*files, *shared])
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    files.append(paths.kernels() / slug / "binding.cpp")
+    taken = recipe.read(files)
+    folders = recipe.folders_of(files, [paths.kernels() / "common"])
+    return recipe.digest([recipe.texts(taken), recipe.headers(taken, folders, ())])[:16]
 
 
 def _flags(reads: str) -> list[str]:

@@ -3,6 +3,9 @@
 // over named vectors says which partial sums are meant, and stays the same on every run.
 #pragma once
 #include <cstdint>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kVectorRegisters = 32;
@@ -16,10 +19,17 @@ constexpr int kLineFloats = 64 / sizeof(float);  // a cache line
 
 typedef double doubles __attribute__((vector_size(kVectorBytes)));
 
-// The next kDoubles floats, as doubles.
+// The next kDoubles floats, as doubles. One instruction on x86, but GCC splits the portable notation
+// into five (two halves, converted and joined): the one place where it is named.
 inline doubles widen(const float* address) {
+#if defined(__AVX512F__)
+  return _mm512_cvtps_pd(_mm256_loadu_ps(address));
+#elif defined(__AVX__)
+  return _mm256_cvtps_pd(_mm_loadu_ps(address));
+#else
   typedef float unaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4)));
   return __builtin_convertvector(*reinterpret_cast<const unaligned*>(address), doubles);
+#endif
 }
 
 inline doubles load(const double* address) {
