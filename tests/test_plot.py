@@ -171,10 +171,14 @@ PICTURES = {
     "ladder_one": lambda: plot.ladder([timed("fused", 0.0155)]),
     "waterfall_h100": lambda: plot.waterfall(h100()),
     "waterfall_laptop": lambda: plot.waterfall(laptop()),
+    "waterfall_outside": lambda: plot.waterfall(
+        [timed("eager", 2.76), outside("algebra", 0.0217), *h100()[11:13]]
+    ),
     "waterfall_bare": lambda: plot.waterfall(
         [timed("eager", 2.0, floor_ms=None), timed("fused", 2.1, floor_ms=None)]
     ),
     "errors": lambda: plot.errors(checks(), SCORES),
+    "errors_two_limits": lambda: plot.errors([two_limits(), two_limits("normal", seed=1)]),
     "errors_failed": lambda: plot.errors(failed_checks()),
     "overview": lambda: plot.overview(all_problems(), PROBLEMS),
     "overview_one": lambda: plot.overview(h100()),
@@ -420,6 +424,37 @@ def test_waterfall_does_not_count_a_wrong_kernel():
     assert "outside the accuracy rule" in picture.alt
 
 
+def outside(variant: str, ms: float) -> Record:
+    """A timing outside the accuracy rule by its worst row, as the plain algebra on a CPU."""
+    reason = "error 9.6e-6 (worst row), limit 8.1e-6, eager 4.1e-6"
+    return timed(variant, ms, passed=False, reason=reason)
+
+
+def test_waterfall_keeps_an_algebra_outside_the_rule_in_its_place():
+    picture = plot.waterfall([timed("eager", 2.76), outside("algebra", 0.0217), h100()[11]])
+    assert list(bars(picture)) == ["algebra", "fused", "floor"]
+    assert bars(picture)["fused"] == pytest.approx((0.0155, 0.0217))
+    assert marks(picture, "outside/") == {"algebra": pytest.approx(0.0217)}
+    assert "127× by algebra, 1.40× by the kernel" in picture.alt
+    said = texts(picture)
+    assert any("outside the accuracy rule: error 9.6e-6 (worst row)" in text for text in said)
+    assert "outside the accuracy rule" in said and "For comparison" not in said
+
+
+def test_waterfall_keeps_an_eager_outside_the_rule_in_its_place():
+    picture = plot.waterfall([outside("eager", 2.76), timed("algebra", 0.0217), h100()[11]])
+    assert list(bars(picture)) == ["algebra", "fused", "floor"]
+    assert marks(picture, "outside/") == {"eager": pytest.approx(2.76)}
+
+
+def test_waterfall_of_an_algebra_outside_the_rule_says_so_when_no_kernel_is_right():
+    failed = timed("fused", None, passed=False, reason="no C++ compiler was found")
+    picture = plot.waterfall([timed("eager", 2.76), outside("algebra", 0.0217), failed])
+    assert picture.alt.startswith("127× from eager to the algebra (outside the accuracy rule)")
+    assert set(bars(picture)) == {"algebra", "floor"}
+    assert "did not run: no C++ compiler was found" in texts(picture)
+
+
 def test_errors_are_where_the_records_say():
     picture = plot.errors(checks(), SCORES)
     assert marks(picture, "rel_error_rows/")["default/uniform"] == pytest.approx(9e-8)
@@ -444,6 +479,51 @@ def test_errors_show_the_case_nearest_to_its_limit():
     ):
         drawn = marks(plot.errors(records), "rel_error_rows/")
         assert drawn == {"default/uniform": pytest.approx(5e-7)}
+
+
+def two_limits(family: str = "uniform", **more: object) -> Record:
+    """A case of the sum chain: rows that cancel let eager's worst row be 80 times its whole."""
+    about = {
+        "rel_error": 2.3e-8, "rel_error_rows": 5.6e-8, "rel_error_eager": 1.5e-6,
+        "rel_error_eager_rows": 1.2e-4, "limit": 2.9e-6, "how": {"limit_rows": 2.4e-4},
+    }  # fmt: skip
+    return checked("initial", family, 0, **about | more)
+
+
+def lanes(picture: style.Picture, start: str) -> dict[str, float]:
+    """What follows `start` in the gid of a mark -> its y in inches from the top."""
+    artists = [a for a in picture.figure.axes[0].lines if (a.get_gid() or "").startswith(start)]
+    return {a.get_gid().removeprefix(start): float(a.get_ydata()[-1]) for a in artists}
+
+
+def test_errors_show_each_error_beside_its_own_limit():
+    picture, case = plot.errors([two_limits()]), "initial/uniform"
+    assert marks(picture, "limit/") == {case: pytest.approx(2.9e-6)}
+    assert marks(picture, "limit_rows/") == {case: pytest.approx(2.4e-4)}
+    for whole in ("rel_error", "rel_error_eager"):
+        rows = f"{whole}_rows"
+        assert marks(picture, f"{whole}/")[case] < marks(picture, "limit/")[case]
+        assert marks(picture, f"{rows}/")[case] < marks(picture, "limit_rows/")[case]
+        assert lanes(picture, f"{whole}/") == lanes(picture, "limit/")
+        assert lanes(picture, f"{rows}/") == lanes(picture, "limit_rows/")
+    assert lanes(picture, "limit_rows/")[case] < lanes(picture, "limit/")[case]
+    said = texts(picture)
+    assert "2.4e-4" in said and "2.9e-6" not in said  # the column: beside the worst row's error
+    assert {"allowed, worst row (upper half)", "allowed, whole (lower half)"} <= set(said)
+    assert "limit 2.9e-6, of the worst row 2.4e-4" in picture.alt
+
+
+def test_errors_nearness_measures_each_error_by_its_own_limit():
+    far = two_limits(rel_error_rows=2.4e-6)  # 1% of its limit, 83% of that of the whole
+    near = two_limits(seed=1, rel_error=1.4e-6)  # half of its limit
+    for records in ([far, near], [near, far]):
+        drawn = marks(plot.errors(records), "rel_error/")
+        assert drawn == {"initial/uniform": pytest.approx(1.4e-6)}
+    reason = "error 3.1e-6 (whole), limit 2.9e-6, eager 1.5e-6"
+    broken = two_limits(rel_error=3.1e-6, rel_error_rows=1e-4, passed=False, reason=reason)
+    crosses = plot.errors([broken])
+    assert marks(crosses, "outside/") == {"initial/uniform": pytest.approx(3.1e-6)}
+    assert lanes(crosses, "outside/") == lanes(crosses, "limit/")
 
 
 def test_errors_name_failures_nan_and_accepted_controls():
@@ -537,6 +617,47 @@ def test_the_newest_run_is_drawn():
     drawn = marks(plot.ladder([later, *h100()]), "median/")
     assert drawn["fused"] == pytest.approx(0.011)
     assert any("2026-11-20 to 2026-11-21" in text for text in texts(plot.ladder([later, *h100()])))
+
+
+def flushed(how: str, run: str, *records: Record) -> list[Record]:
+    return [
+        replace(r, how=HOW | {"flush": how}, run=run, date="2026-11-21T10:00:00Z") for r in records
+    ]
+
+
+def test_timings_of_two_flushes_are_not_mixed():
+    folds = {"fold_ms": samples(0.35)}
+    later = flushed("write", "r2", timed("eager", 9.0), timed("fused", 0.011, **folds))
+    later += flushed("write", "r2", timed("algebra", None, passed=False, reason="boom"))
+    for records in ([*h100(), *later], [*later, *h100()]):
+        assert marks(plot.ladder(records), "median/") == marks(plot.ladder(h100()), "median/")
+        assert bars(plot.waterfall(records)) == bars(plot.waterfall(h100()))
+        speedups = marks(plot.overview(records), "speedup/")
+        assert speedups == marks(plot.overview(h100()), "speedup/")
+        assert plot.break_even(records).alt == plot.break_even(h100()).alt
+        for draw in (plot.ladder, plot.waterfall, plot.overview, plot.break_even):
+            said = " ".join(texts(draw(records))).lower()
+            assert "cold cache (flushed by reading)" in said
+            assert "left out: timings with a cold cache (flushed by writing)" in said
+            assert "left out" not in " ".join(texts(draw(h100()))).lower()
+
+
+def test_one_flush_is_drawn_whichever_it_is():
+    written = flushed("write", "r2", timed("eager", 9.0), timed("fused", 0.011))
+    failed = timed("compile", None, passed=False, reason="boom", how={})
+    picture = plot.ladder([*written, failed])
+    assert marks(picture, "median/")["fused"] == pytest.approx(0.011)
+    assert "Left out" not in " ".join(texts(picture)) and "boom" in picture.alt
+    picture = plot.ladder([timed("fused", 0.0155), *written, failed])
+    assert list(marks(picture, "median/")) == ["fused"] and "boom" in picture.alt
+
+
+@pytest.mark.parametrize("draw", [plot.ladder, plot.waterfall, plot.overview, plot.break_even])
+def test_two_flushes_without_reading_say_what_to_choose(draw):
+    both = [timed("eager", 2.0), timed("fused", 0.01, fold_ms=(0.3,))]
+    mixed = [*flushed("write", "r1", *both), *flushed("none", "r2", *both)]
+    with pytest.raises(ValueError, match=r"how\['flush'\]: 'write', 'none'.*== 'write'\]"):
+        draw(mixed)
 
 
 # --- what can't be drawn --------------------------------------------------------------------

@@ -22,8 +22,10 @@ __all__ = [
     "floor_of",
     "is_kernel",
     "label",
+    "left_out",
     "newest",
     "of_kind",
+    "of_one_flush",
     "order",
     "ratio",
     "said",
@@ -170,7 +172,38 @@ def timings(given: Any, who: str) -> dict[str, Timed]:
     benches = [r for r in of_kind(given, who, "bench") if not r.variant.startswith("wrong_")]
     if not benches:
         raise ValueError(f"{who}: records: got only controls (wrong_…); want eager and kernels")
-    return newest(alike(Records(benches), who), who)
+    return newest(of_one_flush(alike(Records(benches), who), who), who)
+
+
+def _flushes(benches: Iterable[Record]) -> list[str]:
+    """How the cache was emptied in what was timed, "" where that is not recorded; no doubles."""
+    return list(dict.fromkeys(r.how.get("flush", "") for r in benches if r.samples_ms))
+
+
+def of_one_flush(benches: Records, who: str) -> Records:
+    """The timings whose cache was emptied in one way: by reading, where there are several.
+
+    ValueError when there are several and none of them is that. `left_out` says what is missing.
+    """
+    found = _flushes(benches)
+    if len(found) < 2:
+        return benches
+    if "read" not in found:
+        raise ValueError(
+            f"{who}: records: got several values of how['flush']: "
+            f"{', '.join(map(repr, found))}; a figure wants one: choose with "
+            f"[r for r in records if r.how.get('flush') == {found[0]!r}]"
+        )
+    kept = ("read",), ("read", "")  # what failed before it was timed may not say how
+    return Records(r for r in benches if r.how.get("flush", "") in kept[not r.samples_ms])
+
+
+def left_out(given: Any) -> str:
+    """For a caption: which timings `of_one_flush` left out; "" when it left out none."""
+    benches = Records(getattr(given, "records", given)).query(kind="bench")
+    found = _flushes(r for r in benches if not r.variant.startswith("wrong_"))
+    others = [CACHES.get(f"flush {how}", "unknown cache") for how in found if how != "read"]
+    return f"left out: timings with a {' or a '.join(others)}" if len(found) > 1 else ""
 
 
 def newest(benches: Records, who: str) -> dict[str, Timed]:

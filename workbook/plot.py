@@ -126,7 +126,7 @@ def ladder(records: Any) -> Picture:
         limits=_time_limits(shown, "ladder", floor, *predicted.values()),
         tick_text=tick_time,
         axis_name=TIME_AXIS,
-        caption=legend.caption([t.record for t in shown]),
+        caption=legend.caption([t.record for t in shown], legend.left_out(records)),
         key=_key(shown, bool(predicted)),
     )
     _floor_line(chart, floor)
@@ -168,19 +168,21 @@ def _ladder_title(rungs: Sequence[Timed], eager: Timed | None, floor: float | No
 def waterfall(records: Any) -> Picture:
     """From eager over the algebra to ours and on to the floor, each step with its factor.
 
-    Below, torch.compile and the TF32 baselines on the same axis.
+    Eager and the algebra keep their steps, crossed out, where they are outside the accuracy rule;
+    a kernel has to be right. Below, torch.compile and the TF32 baselines on the same axis.
     """
     timings = legend.timings(records, "waterfall")
     ours = _ours(timings)
-    steps = [t for t in (timings.get("eager"), timings.get("algebra"), ours) if t and not t.bad]
+    steps = [t for t in (timings.get("eager"), timings.get("algebra"), ours) if t and t.ms]
     if len(steps) < 2 or steps[0].key != "eager":
-        ran = ", ".join(key for key, timed in timings.items() if not timed.bad)
+        ran = ", ".join(key for key, timed in timings.items() if not timed.bad or timed in steps)
         raise ValueError(
-            f"waterfall: records: right timings of {ran or 'nothing'}; want eager and "
-            "algebra or a kernel: run wb.bench(p, variants=['eager', 'fused'])"
+            f"waterfall: records: got timings of {ran or 'nothing'}; want eager and "
+            "algebra or a kernel that is right: run wb.bench(p, variants=['eager', 'fused'])"
         )
     floor, ours = legend.floor_of(timings.values()), ours or steps[-1]
-    failed = [t for t in (timings.get("algebra"), timings.get("fused")) if t and t.bad]
+    tried = (timings.get("algebra"), timings.get("fused"))
+    failed = [t for t in tried if t and t.bad and t not in steps]
     rows = [_row(t, t.text, times(t, ours)) for t in steps]
     if floor:
         cells = (duration(floor, 0.01), factor(floor / ours.ms, ours.spread))
@@ -201,7 +203,7 @@ def waterfall(records: Any) -> Picture:
         limits=(low, high * (high / low) ** 0.12),
         tick_text=tick_time,
         axis_name=TIME_AXIS,
-        caption=legend.caption([t.record for t in shown]),
+        caption=legend.caption([t.record for t in shown], legend.left_out(records)),
         key=[*_key(shown, False), (STEP, "a step, as long as its factor")],
     )
     _steps(chart, steps, floor)
@@ -235,6 +237,7 @@ def _factors(steps: Sequence[Timed], floor: float | None) -> list[str]:
 
 def _waterfall_title(steps: Sequence[Timed], floor: float | None) -> str:
     end = "ours" if legend.is_kernel(steps[-1]) else "the algebra"
+    end += " (outside the accuracy rule)" if steps[-1].bad else ""
     how = _factors(steps, floor)
     whole = f"{times(steps[0], steps[-1])} from eager to {end}"
     return f"{whole}: {', '.join(how)}" if len(how) > 1 else whole
@@ -248,6 +251,9 @@ def _steps(chart: Chart, steps: Sequence[Timed], floor: float | None) -> None:
     if floor:
         text = factor(steps[-1].ms / floor, steps[-1].spread)
         ends.append((floor, style.PAPER, text, "floor"))
+    for y, timed in zip(chart.middles, steps, strict=False):
+        if timed.bad:
+            chart.axes.plot([timed.ms], [y], zorder=5, gid=f"outside/{timed.key}", **CROSS)
     start, below = steps[0].ms, chart.middles
     for (end, colour, text, key), (above, y) in zip(ends, itertools.pairwise(below), strict=False):
         chart.axes.plot([start, start], [above, y - 0.085], color=style.SOFT, lw=0.8, zorder=2)

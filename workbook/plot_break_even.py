@@ -51,9 +51,10 @@ def break_even(records: Any) -> Picture:
         "ours, with its fold": (fast, [fold + n * fast.ms for n in whole]),
     }
     title = _break_even_title(calls, duration(fold, spread))
+    notes = (f"Fold: {duration(fold, spread)}, once", legend.left_out(records))
     chart = _lines(
         title,
-        legend.caption([slow.record, fast.record], f"Fold: {duration(fold, spread)}, once"),
+        legend.caption([slow.record, fast.record], "; ".join(filter(None, notes))),
         [(name, duration(ys[-1]), ys[-1], timed.colour) for name, (timed, ys) in lines.items()],
         limits=(1.0, most),
         heights=around([y for _, ys in lines.values() for y in ys]),

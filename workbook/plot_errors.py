@@ -24,8 +24,13 @@ MARKS = {
     "rel_error": ({"marker": "o", "ms": 6, "mfc": style.PAPER, "color": style.OURS}, "whole"),
     "rel_error_rows": ({"marker": "o", "ms": 6, "color": style.OURS}, "worst row"),
 }
-LANE = 0.05  # inches that ours stands above the middle of a row, and eager below it
-ALLOWED = {"color": "#dbe6f3", "lw": 15, "solid_capstyle": "butt"}
+LANE = 0.06  # inches that the worst row stands above the middle of a row, and the whole below it
+ALLOWED = {"color": "#c3d6ec", "lw": 7.5, "solid_capstyle": "butt"}
+# what it limits -> (name of its mark, its lane, its style); each lane has its own limit
+BANDS = {
+    "worst row": ("limit_rows", -LANE, ALLOWED),
+    "whole": ("limit", LANE, ALLOWED | {"color": "#e3ecf6"}),
+}
 CROSS = {"marker": "x", "ms": 8, "mew": 2, "color": style.BAD, "lw": 0}
 
 
@@ -42,7 +47,8 @@ def errors(records: Any, scores: Sequence[dict[str, Any]] | None = None) -> Pict
     """Relative errors against float64, a row per family and state: ours beside eager's own.
 
     `records` are those of a check, or its result, which brings `scores` along. A row shows the case
-    (of all seeds and shapes) that comes nearest to its limit. Below: what is wrong on purpose.
+    (of all seeds and shapes) that comes nearest to one of its two limits: the worst row and its
+    limit above, the whole and its limit below. At the end: what is wrong on purpose.
     """
     checks = legend.of_kind(records, "errors", "check")
     scores = list((getattr(records, "scores", None) or ()) if scores is None else scores)
@@ -51,16 +57,16 @@ def errors(records: Any, scores: Sequence[dict[str, Any]] | None = None) -> Pict
     legend.alike(ours, "errors", ("variant",))
     cases, controls = _cases(ours), _controls(checks, scores)
     rows, drawn = _rows(cases, controls)
-    values = [v for r in cases for v in (*(getattr(r, name) for name in MARKS), r.limit)]
+    values = [v for r in cases for v in (*(getattr(r, name) for name in MARKS), *_limits(r))]
     values += [control.error for control in controls]
     if not any(v is not None and math.isfinite(v) and v > 0 for v in values):
         values = [1e-8, 1e-6]  # all exact, or all broken: marks stand at the edges
     title = _title(ours, controls)
-    more = f"{len(ours)} cases; each row: the one nearest to its limit" if ours else ""
+    more = f"{len(ours)} cases; each row: the one nearest to a limit" if ours else ""
     chart = row_chart(
         title,
         rows,
-        headers=("worst\nrow", "limit"),
+        headers=("worst\nrow", "its\nlimit"),
         limits=around(values, 2.5),
         tick_text=_tick,
         axis_name="relative error against float64, log scale: further left is better",
@@ -88,11 +94,28 @@ def _cases(ours: Records) -> list[Record]:
     return [r for state in states for key, r in found.items() if key[0] == state]
 
 
+def _limits(record: Record) -> tuple[float | None, float | None]:
+    """The limits of the whole error and of the worst row's; older records have one for both."""
+    return record.limit, record.how.get("limit_rows", record.limit)
+
+
+def _nearest(record: Record) -> tuple[float, str, float]:
+    """(error / limit, of the whole or the worst row, error) of what is nearest to its limit.
+
+    Infinite where an error is not finite, or none is known.
+    """
+    errors = zip(("whole", "worst row"), (record.rel_error, record.rel_error_rows), strict=True)
+    found = [(math.inf, "worst row", math.nan)]
+    for (what, error), limit in zip(errors, _limits(record), strict=True):
+        if error is not None:
+            found.append(
+                (error / (limit or 1.0) if math.isfinite(error) else math.inf, what, error)
+            )
+    return max(found[1:] or found, key=lambda near: near[0])
+
+
 def _nearness(record: Record) -> tuple[bool, float]:
-    known = [e for e in (record.rel_error, record.rel_error_rows) if e is not None]
-    if not known or not all(map(math.isfinite, known)):
-        return record.passed is False, math.inf
-    return record.passed is False, max(known) / (record.limit or 1.0)
+    return record.passed is False, _nearest(record)[0]
 
 
 def _controls(checks: Records, scores: Sequence[dict[str, Any]]) -> list[Control]:
@@ -116,13 +139,13 @@ def _rows(
         rows.append(Row(f"State: {state}" if state else "Families of inputs", header=True))
         drawn.append(None)
         for record in (r for r in cases if r.state == state):
-            cells = (error_text(record.rel_error_rows), error_text(record.limit))
+            cells = (error_text(record.rel_error_rows), error_text(_limits(record)[1]))
             bad = record.passed is False
             note = record.reason or ("over the limit" if bad else "")
             rows.append(Row(record.family or "inputs", cells, note, bad=bad))
             drawn.append(record)
     if controls:
-        rows.append(Row("Wrong on purpose", header=True))
+        rows.append(Row("Wrong on purpose: whole errors", header=True))
         drawn.append(None)
     for control in controls:
         verdict = "accepted" if control.accepted else "rejected"
@@ -134,20 +157,21 @@ def _rows(
 
 def _case(chart: Chart, y: float, record: Record) -> None:
     low, high = chart.axes.get_xlim()
-    if record.limit is not None and record.limit > low:
-        end = min(record.limit, high)
-        gid = f"limit/{record.state}/{record.family}"
-        chart.axes.plot([low, end], [y, y], zorder=1, gid=gid, **ALLOWED)
-        chart.axes.plot([end, end], [y - 0.105, y + 0.105], color=style.INK, lw=1.4, zorder=2)
-    for name, (mark, _) in MARKS.items():
+    case = f"{record.state}/{record.family}"
+    for limit, what in zip(_limits(record), ("whole", "worst row"), strict=True):
+        name, lane, shade = BANDS[what]
+        if limit is not None and limit > low:
+            end, lane = min(limit, high), y + lane
+            chart.axes.plot([low, end], [lane, lane], zorder=1, gid=f"{name}/{case}", **shade)
+            ends = [lane - 0.052, lane + 0.052]
+            chart.axes.plot([end, end], ends, color=style.INK, lw=1.4, zorder=2)
+    for name, (mark, what) in MARKS.items():
         value = getattr(record, name)
         if value is not None:
-            lane = y + (LANE if "eager" in name else -LANE)
-            _mark(chart, lane, value, {"lw": 0, **mark}, f"{name}/{record.state}/{record.family}")
-    errors = [e for e in (record.rel_error, record.rel_error_rows) if e is not None]
-    if record.passed is False and errors:
-        broken = [e for e in errors if not math.isfinite(e)]
-        _mark(chart, y - LANE, (broken or [max(errors)])[0], CROSS | {"ms": 11}, None)
+            _mark(chart, y + BANDS[what][1], value, {"lw": 0, **mark}, f"{name}/{case}")
+    if record.passed is False and (record.rel_error, record.rel_error_rows) != (None, None):
+        _, what, error = _nearest(record)
+        _mark(chart, y + BANDS[what][1], error, CROSS | {"ms": 11}, f"outside/{case}")
 
 
 def _mark(chart: Chart, y: float, value: float, mark: dict[str, Any], gid: str | None) -> None:
@@ -179,7 +203,9 @@ def _key(cases: Sequence[Record], controls: Sequence[Control]) -> list[tuple[dic
     who = {"rel_error_rows": "ours", "rel_error": "ours"}
     there = [n for n in reversed(MARKS) if any(getattr(r, n) is not None for r in cases)]
     key = [({"lw": 0, **MARKS[n][0]}, f"{who.get(n, 'eager')}, {MARKS[n][1]}") for n in there]
-    key += [(ALLOWED | {"lw": 9}, "allowed")] if any(r.limit is not None for r in cases) else []
+    if any(r.limit is not None for r in cases):
+        halves = {"worst row": "upper half", "whole": "lower half"}
+        key += [(BANDS[what][2], f"allowed, {what} ({half})") for what, half in halves.items()]
     return key + ([(CROSS, "wrong")] if controls or any(r.passed is False for r in cases) else [])
 
 
@@ -200,4 +226,5 @@ def _said(record: Record) -> str:
     eager = f"eager {error_text(record.rel_error_eager)}"
     eager += f", worst row {error_text(record.rel_error_eager_rows)}"
     failed = f", outside: {record.reason}".rstrip(": ") if record.passed is False else ""
-    return f"{about}: {numbers}, {eager}, limit {error_text(record.limit)}{failed}"
+    whole, rows = map(error_text, _limits(record))
+    return f"{about}: {numbers}, {eager}, limit {whole}, of the worst row {rows}{failed}"

@@ -24,7 +24,7 @@ def overview(records: Any, problems: Iterable[Any] | None = None) -> Picture:
     those that have records. Of several sizes the largest is shown. Rows: float32 baselines, and
     below them TF32 ones.
     """
-    benches = legend.of_kind(records, "overview", "bench")
+    benches = legend.of_one_flush(legend.of_kind(records, "overview", "bench"), "overview")
     names = {r.problem: r.problem for r in benches}
     if problems is not None:
         names = dict((p, p) if isinstance(p, str) else (p.slug, p.title) for p in problems)
@@ -54,7 +54,7 @@ def overview(records: Any, problems: Iterable[Any] | None = None) -> Picture:
         limits=(low, high),
         tick_text=lambda value: f"{style.grouped(f'{value:.10g}')}×",
         axis_name="speed-up of ours, log scale: further right is faster",
-        caption=_overview_caption(shown),
+        caption=_overview_caption(shown, legend.left_out(records)),
         key=OVERVIEW_KEY,
     )
     chart.axes.axvline(1.0, color=style.FLOOR, lw=1.0, zorder=0.5)
@@ -126,7 +126,8 @@ def _overview_title(marks: Sequence[tuple[int, str, str, float]]) -> str:
     return f"Ours is {', '.join(said)}"
 
 
-def _overview_caption(shown: Sequence[Record]) -> str:
+def _overview_caption(shown: Sequence[Record], left_out: str) -> str:
     cards = " and ".join(dict.fromkeys(r.card for r in shown))
     more = "Ours keeps float32 accuracy, except in rows that say TF32, ours too"
+    more += f"; {left_out}" if left_out else ""
     return f"On {cards}; size and shape stand above the rows.\n{legend.timing(shown, more)}"
