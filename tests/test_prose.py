@@ -129,8 +129,8 @@ def test_shares_are_ratios_of_pairs():
     row = text.splitlines()[2]
     assert row.startswith(f"| {CARD}, paper: B = 1024, K = 8192, N = 8192 |")
     cells = [cell.strip(" *") for cell in row.split("|")[2:5]]
-    # 8, 9, 10 over 1: median 9, the middle half is 1 wide, so one digit; over 0.5 twice that
-    assert cells == ["9×", "2.000×", "18×"]
+    # 8, 9, 10 over 1: median 9, the middle half is 1 wide: one digit, but two are always shown
+    assert cells == ["9.0×", "2.000×", "18×"]
     assert text.endswith("Folding takes 34 ms and is earned back after 4 calls.")
 
 
@@ -223,7 +223,10 @@ def test_the_run_with_compile_goes_before_a_newer_one_without():
     assert prose.fullest(Records()) is None
 
 
-def test_the_summary_is_computed_from_paper_size_runs():
+@pytest.mark.parametrize(("stale", "card"), [(True, "Card A (stale)"), (False, "Card A")])
+def test_the_summary_is_computed_from_paper_size_runs(stale, card, monkeypatch):
+    monkeypatch.setattr(prose, "is_stale", lambda p, record: stale)
+
     def run(card: str, **more) -> list[Record]:
         more = {"card": card, "floor_ms": 0.01, "rel_error": 1e-8, "rel_error_eager": 4e-7} | more
         return [
@@ -236,7 +239,7 @@ def test_the_summary_is_computed_from_paper_size_runs():
     assert len(lines) == 3, "a head, its line, one card"
     cells = [cell.strip(" *") for cell in lines[2].split("|")[1:-1]]
     assert cells == [
-        f"`{SLUG}`", "Card A", "2.000 ms", "–", "–", "–", "20.00 µs", "16.00 µs", "10.0 µs",
+        f"`{SLUG}`", card, "2.000 ms", "–", "–", "–", "20.00 µs", "16.00 µs", "10.0 µs",
         "125.0×", "1.0e-08 / 4.0e-07",
     ]  # fmt: skip
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
@@ -257,7 +260,8 @@ def test_show_a_kernel_a_model_and_what_has_no_source():
     kernel = PROBLEM.variant("cpu")
     text = wb.show(kernel)
     source = kernel.source.read_text(encoding="utf-8").rstrip()
-    assert str(text) == f"```cpp\n{source}\n```" == text._repr_markdown_()
+    shown = f"*{kernel.idea}*\n\n```cpp\n{source}\n```"
+    assert str(text) == shown == text._repr_markdown_()
     shown = str(wb.show(PROBLEM.Model))
     assert shown.startswith("```python\nclass Model(nn.Module)") and "logsumexp" in shown
     with pytest.raises(ValueError, match="variant: eager has no kernel"):

@@ -20,6 +20,14 @@ def test_the_table_is_generated_from_the_records():
     )
 
 
+def test_the_picture_is_that_of_the_records():
+    said = re.search(r"!\[([^\]]+)\]\(assets/overview.png\)", README)
+    assert said, "README.md shows no assets/overview.png"
+    assert said.group(1) == prose.cover().alt, (
+        "run `python -m workbook results --picture assets/overview.png` and paste its alt text"
+    )
+
+
 def test_a_number_that_was_typed_is_found():
     changed = re.sub(r"(\d)(×)", r"9\2", README, count=1)
     assert TABLE.search(changed).group(1).strip() != str(prose.summary())

@@ -35,6 +35,8 @@ _HOMES = {
     "show": "prose",
     "derivation": "prose",
     "floor_of": "prose",
+    "ceiling_of_speedup": "prose",
+    "yardstick_lines": "prose",
     "outcome": "prose",
     "shares": "prose",
     "recorded": "prose",

@@ -26,9 +26,11 @@ __all__ = ["CheckFailed", "CheckResult", "check", "errors_of", "excess", "limits
 
 FLOOR = 2e-7  # relative: about three roundings of float32
 FACTOR = {"float32": 2.0, "tf32": 1.2}
-# Sizes that break kernels: one of everything, primes, a batch above 1024 threads, none at all.
+# Sizes that break kernels: one of everything, primes, a batch above 1024 threads, none at all; rows
+# longer than a warp's share, a block's, and just beyond each, by 16 bytes and by one float.
 EDGES = (Size("one", (1, 1), 1), Size("odd", (97, 31), 7), Size("tall", (67, 33), 1031),
-         Size("none", (5, 3), 0))  # fmt: skip
+         Size("none", (5, 3), 0), Size("long", (2052, 3), 5), Size("long odd", (2053, 3), 5),
+         Size("longest", (9004, 3), 3))  # fmt: skip
 
 
 class CheckFailed(AssertionError):

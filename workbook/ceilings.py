@@ -18,12 +18,17 @@ GEMM_SIDE = {"cpu": 2048, "cuda": 8192}
 ROUNDS = {"cpu": 9, "cuda": 15}
 
 
-@functools.cache
-def measure_ceilings(device: str = "cpu", progress: bool = False) -> Ceilings:
+def measure_ceilings(device: str = "cpu") -> Ceilings:
     """Read and copy bandwidth (GB/s), float32 and TF32 GEMM rates (TFLOP/s), an empty launch (ms).
 
     Measured once a process, a few seconds; kept as records of kind "ceiling" in .runs/.
     """
+    return _of(measured_records(str(device)))
+
+
+@functools.cache
+def measured_records(device: str) -> Records:
+    """The records behind measure_ceilings, one a ceiling."""
     where = torch.device(device)
     kind = where.type
     calls, amounts = _calls(where)
@@ -33,7 +38,6 @@ def measure_ceilings(device: str = "cpu", progress: bool = False) -> Ceilings:
         rounds=ROUNDS[kind],
         budget_s=8.0,
         flush=timing.Flush(where, "read" if kind == "cuda" else "none"),
-        progress=progress,
     )
     run, facts = journal.new_run(), machine.provenance()
     clocks = machine.clocks(where)
@@ -49,7 +53,7 @@ def measure_ceilings(device: str = "cpu", progress: bool = False) -> Ceilings:
             )
         )  # fmt: skip
     journal.append(records, journal.place(records[0], paths.runs()))
-    return _of(Records(records))
+    return Records(records)
 
 
 def ceilings_of(card: str) -> Ceilings | None:

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
+    results.add_argument("--picture", type=Path, metavar="FILE", help="write the README's picture")
     results.add_argument("--markdown", action="store_true", help="the README's table")
     records = add("records", _records, "take records from elsewhere into data/",
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
@@ -158,6 +159,7 @@ def _doctor(arguments: Arguments) -> int:
 
 
 def _build(arguments: Arguments) -> int:
+    from workbook import ops
     from workbook.chains import problem
     from workbook.variants import library_of
 
@@ -168,6 +170,7 @@ def _build(arguments: Arguments) -> int:
                 made = library_of(slug, v, verbose=arguments.verbose)
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
+    ops.built("column_sum", device, [f"column_sum.{'cu' if device == 'cuda' else 'cpp'}"])
     return 0
 
 
@@ -247,6 +250,11 @@ def _results(arguments: Arguments) -> int:
     )
     if arguments.json:
         _print(map(line, newest))
+        return 0
+    if arguments.picture:
+        from workbook.prose import cover
+
+        print(cover().save(arguments.picture))
         return 0
     if arguments.markdown:
         from workbook.prose import summary

@@ -105,8 +105,10 @@ def bench(
         )
     found += [_record(p, v, base, passed=False, reason=why) for v, why in failed]
     found = _with_folds(p, model, where, flusher, found)
-    for place in [paths.runs(), *([paths.data()] if keep else [])]:
-        journal.append(found, journal.place(found[0], place))
+    journal.append(found, journal.place(found[0], paths.runs()))
+    if keep:
+        for kept in (found, ceilings.measured_records(device)):  # floors need their ceilings
+            journal.append(kept, journal.place(kept[0], paths.data()))
     return BenchResult(found)
 
 
@@ -165,12 +167,18 @@ class _Run:
 
 
 class _Truth:
-    """The float64 oracle and eager's own errors on the bench's input."""
+    """The float64 oracle and eager's own errors, by route, on the bench's input."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model, self.x = model, x
         self.exact = accuracy.oracle(model, x)
-        with torch.no_grad(), using_route("float32"):
-            self.eager = accuracy.errors_of(model(x), self.exact)
+        self._eager: dict[str, tuple[float, float]] = {}
+
+    def eager(self, route: str) -> tuple[float, float]:
+        if route not in self._eager:
+            with torch.no_grad(), using_route(route):
+                self._eager[route] = accuracy.errors_of(self.model(self.x), self.exact)
+        return self._eager[route]
 
 
 def _made(
@@ -222,17 +230,19 @@ def _measured(
         y = run.call()
         launches, peak = timing.profile(run.call, run.x.device)
     errors = accuracy.errors_of(y, truth.exact[: run.x.size(0)])
-    bounds = accuracy.limits_of(truth.eager)
+    own = truth.eager(v.route)
+    bounds = accuracy.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
-    excess = accuracy.excess(errors, truth.eager, bounds)
+    excess = accuracy.excess(errors, own, bounds)
     scaled = f"measured at batch {run.x.size(0)}, times {run.factor:g}" if run.factor != 1 else ""
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, **run.host},
-        launches=launches, peak_bytes=peak, floor_ms=best.ms, bytes_moved=work.bytes,
+        launches=launches, peak_bytes=peak, floor_ms=best.ms,
+        bytes_moved=work.bytes if v.reads == "after" else None,  # before: more than it must
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
-        rel_error_eager=truth.eager[0], rel_error_eager_rows=truth.eager[1], limit=bounds[0],
+        rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=bounds[0],
         passed=not excess, extrapolated=run.factor != 1,
         reason="; ".join(filter(None, (excess, scaled))),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbook import build, journal, limits, ops, paths, stats, style
+from workbook import build, chains, journal, limits, ops, paths, plot, stats, style
 from workbook.journal import Record, Records
 from workbook.results import BenchResult, key_of, records
 from workbook.spec import Problem, Variant
@@ -19,6 +19,8 @@ from workbook.variants import kernels_digest, parameters_of
 
 __all__ = [
     "Text",
+    "ceiling_of_speedup",
+    "cover",
     "derivation",
     "floor_of",
     "is_stale",
@@ -29,6 +31,7 @@ __all__ = [
     "shares",
     "show",
     "summary",
+    "yardstick_lines",
 ]
 
 AGREES = 1e-10  # relative, in float64: far above rounding, far below any wrong step
@@ -53,10 +56,10 @@ def show(what: Variant | type) -> Text:
     if isinstance(what, Variant):
         if what.source is None:
             raise ValueError(f"variant: {what.key} has no kernel of its own to show")
-        text, language = what.source.read_text(encoding="utf-8"), "cpp"
+        text, language, idea = what.source.read_text(encoding="utf-8"), "cpp", f"*{what.idea}*\n\n"
     else:
-        text, language = inspect.getsource(what), "python"
-    return Text(f"```{language}\n{text.rstrip()}\n```")
+        text, language, idea = inspect.getsource(what), "python", ""
+    return Text(f"{idea}```{language}\n{text.rstrip()}\n```")
 
 
 def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 31)) -> Text:
@@ -150,7 +153,35 @@ def shares(bench: BenchResult) -> Text:
 
 
 def _times(ratio: stats.Ratio) -> str:
-    return style.factor(ratio.median, (ratio.q3 - ratio.q1) / ratio.median)
+    return style.factor(ratio.median, min((ratio.q3 - ratio.q1) / ratio.median, 0.09))
+
+
+def ceiling_of_speedup(bench: BenchResult, slow: str = "eager") -> Text:
+    """The largest speed-up the machine allows over `slow`, and what was reached: from one run."""
+    record, floor = bench["fused"], bench["fused"].floor_ms
+    possible, reached = bench[slow].median_ms / floor, bench[slow].median_ms / record.median_ms
+    return Text(
+        f"{bench[slow].variant} takes {style.duration(bench[slow].median_ms, 0.05)}, the floor is "
+        f"{style.duration(floor, 0.05)}: no kernel here can be more than "
+        f"{style.factor(possible, 0.05)} as fast. Reached: {style.factor(reached, 0.05)}."
+    )
+
+
+def yardstick_lines(kept: Records) -> Text:
+    """Our speed over that of torch calls on the same bytes, newest run of kind "profile"."""
+    if not kept:
+        return Text("no yardsticks are recorded")
+    run = BenchResult(kept.query(run=max(kept, key=lambda r: (r.date, r.run)).run))
+    names = [key_of(r) for r in run.records]
+    others = [n for n in names if n not in ("kernel", "fused")]
+    lines = [
+        f"- {ours} over {other}: {_times(run.ratio(other, ours))}"
+        for other in others
+        for ours in names
+        if ours not in others
+    ]
+    first = run.records[0]
+    return Text(f"{first.card}, {first.size}, {first.date}:\n\n" + "\n".join(lines))
 
 
 def is_stale(p: Problem, record: Record) -> bool:
@@ -168,7 +199,7 @@ def recorded(p: Problem, *, flush: str = "read", **equals: object) -> BenchResul
     flush: how the cache was emptied in it; equals: other fields, such as card="...".
     """
     wanted = {"kind": "bench", "device": "cuda", "size": "paper", **equals}
-    kept = Records(r for r in records(p, **wanted) if r.how.get("flush") == flush)
+    kept = records(p, **wanted, flush=flush)
     return fullest(kept)
 
 
@@ -197,7 +228,7 @@ def summary(kept: Records | None = None) -> Text:
     kept: bench records; those in data/ if not given.
     """
     every = journal.load(paths.data()) if kept is None else kept
-    timed = [r for r in every.query(kind="bench", size="paper") if r.how.get("flush") == "read"]
+    timed = every.query(kind="bench", size="paper", flush="read")
     places = sorted({(r.problem, r.card) for r in timed})
     head = [*SUMMARY, "floor", "ours over eager", "error, ours / eager"]
     rows = ["| problem | card | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
@@ -210,8 +241,17 @@ def summary(kept: Records | None = None) -> Text:
         ours, speedup = found["fused"], bench.ratio()
         cells += [style.duration(ours.floor_ms, 0.01), _times(speedup)]
         cells += [f"{ours.rel_error:.1e} / {ours.rel_error_eager:.1e}"]
-        rows.append(f"| `{problem}` | {card} | " + " | ".join(cells) + " |")
+        old = " (stale)" if is_stale(chains.problem(problem), ours) else ""
+        rows.append(f"| `{problem}` | {card}{old} | " + " | ".join(cells) + " |")
     return Text("\n".join(rows))
+
+
+def cover(kept: Records | None = None) -> plot.Picture:
+    """The README's picture: speed-ups on GPUs at paper size, from the runs of its table."""
+    every = journal.load(paths.data()) if kept is None else kept
+    timed = every.query(kind="bench", size="paper", flush="read", device="cuda")
+    runs = [fullest(timed.query(problem=slug)) for slug in dict.fromkeys(r.problem for r in timed)]
+    return plot.overview([r for run in runs if run for r in run.records], chains.problems())
 
 
 def _time_of(record: Record | None) -> str:

@@ -88,6 +88,11 @@ class Record:
             raise JournalError(f"date: got {self.date!r}; want UTC as 2025-01-31T23:59:59Z")
 
     @property
+    def flush(self) -> str:
+        """How the cache was emptied before each sample: read, write, none; "" if not timed."""
+        return str(self.how.get("flush", ""))
+
+    @property
     def median_ms(self) -> float | None:
         """Median of samples_ms; None when there are none, nan when one is not finite."""
         if not self.samples_ms:

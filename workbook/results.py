@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbook import journal, limits, paths, stats
+from workbook.ceilings import ceilings_of
 from workbook.journal import Record, Records
 from workbook.spec import Problem
 
 __all__ = ["BenchResult", "key_of", "line", "records"]
 
 LINE = ("problem", "variant", "implementation", "route", "device", "card", "size", "shape", "mode",
-        "median_ms", "floor_ms", "fold_ms", "launches", "peak_bytes", "rel_error",
+        "flush", "median_ms", "floor_ms", "fold_ms", "launches", "peak_bytes", "rel_error",
         "rel_error_eager", "passed", "extrapolated", "reason", "date", "commit", "run")  # fmt: skip
+
+
+WIDE = 0.3  # interquartile range over median: the time then is no more than a rough figure
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ _COLUMNS = (
     "time",
     "over eager",
     "of the floor",
-    "GB/s",
+    "GB/s (of the ceiling)",
     "launches",
     "error",
     "rule",
@@ -93,17 +97,26 @@ def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
     spread = stats.spread(record.samples_ms)
     speedup = f"{stats.significant(eager_ms / ms, spread)}×" if eager_ms else ""
     floor = f"{100 * record.floor_ms / ms:.0f} %" if record.floor_ms else ""
-    rate = f"{record.bytes_moved / ms / 1e6:.0f}" if record.bytes_moved else ""
+    rate = _rate(record, ms) if record.bytes_moved else ""
     error = "" if record.rel_error is None else f"{record.rel_error:.1e}"
     rule = {True: "within", False: "outside", None: ""}[record.passed]
     launches = "" if record.launches is None else str(record.launches)
     time = f"{stats.significant(ms, spread)} ms"
-    return (key_of(record), time, speedup, floor, rate, launches, error, rule, record.reason)
+    notes = "; ".join(filter(None, (record.reason, "wide spread" * (spread > WIDE))))
+    return (key_of(record), time, speedup, floor, rate, launches, error, rule, notes)
+
+
+def _rate(record: Record, ms: float) -> str:
+    """Bytes that must move over the time, and as a part of the read bandwidth measured there."""
+    rate = record.bytes_moved / ms / 1e6
+    reach = ceilings_of(record.card)
+    return f"{rate:.0f} ({100 * rate / reach.read_gbs:.0f} %)" if reach else f"{rate:.0f}"
 
 
 def line(record: Record) -> dict:
     """A bench record as the command line prints it: medians, no samples."""
     full = {**dataclasses.asdict(record), "median_ms": record.median_ms, "variant": key_of(record)}
+    full["flush"] = record.flush
     full["fold_ms"] = stats.median(record.fold_ms) if record.fold_ms else None
     return {name: full[name] for name in LINE}
 

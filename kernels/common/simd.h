@@ -11,8 +11,10 @@
 constexpr int kVectorBytes = 64, kVectorRegisters = 32;
 #elif defined(__AVX__)
 constexpr int kVectorBytes = 32, kVectorRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kVectorRegisters = 32;
 #else
-constexpr int kVectorBytes = 16, kVectorRegisters = 32;  // NEON; SSE has 16
+constexpr int kVectorBytes = 16, kVectorRegisters = 16;
 #endif
 constexpr int kDoubles = kVectorBytes / sizeof(double);
 constexpr int kLineFloats = 64 / sizeof(float);  // a cache line

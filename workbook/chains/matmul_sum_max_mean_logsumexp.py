@@ -269,7 +269,7 @@ def _ladder() -> tuple[Variant, ...]:
         variants.rung(
             OP,
             folder / "05_whole_row_in_flight.cu",
-            "all of a row asked for at once, one wave of blocks",
+            "one wave of blocks, as many loads in flight as registers hold",
             predict=_times_floor(1.0),
         ),
     )
