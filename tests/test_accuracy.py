@@ -419,7 +419,7 @@ def test_results_show_themselves_and_become_pandas():
     frame = result.frame()
     assert len(frame) == len(result.records) and {"family", "state", "rel_error"} <= {*frame}
     wrong = judged(_raises(RuntimeError("<b>boom</b>")))
-    assert "WRONG in 1 cases" in str(wrong) and "&lt;b&gt;boom" in wrong._repr_html_()
+    assert "WRONG in 1 case:" in str(wrong) and "&lt;b&gt;boom" in wrong._repr_html_()
     assert "<b>boom" not in wrong._repr_html_()
 
 

@@ -29,8 +29,8 @@ def test_the_picture_is_that_of_the_records():
 
 
 def test_a_number_that_was_typed_is_found():
-    changed = re.sub(r"(\d)(×)", r"9\2", README, count=1)
-    assert TABLE.search(changed).group(1).strip() != str(prose.summary())
+    table = TABLE.search(README).group(1).strip()
+    assert re.sub(r"\d×", "_×", table, count=1) != str(prose.summary())
 
 
 def test_links_lead_somewhere():

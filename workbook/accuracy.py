@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from workbook import journal, machine, paths
 from workbook.families import FAMILIES, SPECIAL, STATES
@@ -79,7 +79,8 @@ class CheckResult:
 
     def __str__(self) -> str:
         verdict = "right" if self.ok else "WRONG"
-        head = f"{self.problem} / {self.variant}: {verdict} in {len(self.records)} cases"
+        count = len(self.records)
+        head = f"{self.problem} / {self.variant}: {verdict} in {count} case{'s' * (count != 1)}"
         if not self.ok:
             return f"{head}: {self.reason}"
         worst = self.worst

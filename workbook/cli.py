@@ -72,16 +72,20 @@ def _parser() -> argparse.ArgumentParser:
     _where(check)
     _json(check)
     check.add_argument("--variants", default="fused", help="comma-separated, or `controls`, `all`")
-    check.add_argument("--keep", action="store_true", help="write the records to data/ too")
+    check.add_argument(
+        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+    )
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
     _where(bench)
     _json(bench)
     bench.add_argument("--variants", help="comma-separated; all of the device if not given")
     bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
-    bench.add_argument("--budget", type=float, default=20.0, help="seconds for all samples (20)")
+    bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
-    bench.add_argument("--keep", action="store_true", help="write the records to data/ too")
+    bench.add_argument(
+        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+    )
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -103,9 +107,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
     command.add_argument("slugs", nargs="+", metavar="SLUG", help="a problem; see `list`")
-    command.add_argument("--device", choices=("cpu", "cuda"), help="a GPU if there is one")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU"
+    )
     if size:
-        command.add_argument("--size", choices=("laptop", "paper"), help="which of its sizes")
+        command.add_argument(
+            "--size",
+            choices=("laptop", "paper"),
+            help="default: check laptop; bench laptop on a CPU, paper on a GPU",
+        )
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -116,6 +126,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {text}, wants at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text}, wants seconds above 0")
     return value
 
 

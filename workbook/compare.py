@@ -40,6 +40,13 @@ def chosen_variants(
     return [v for v in p.variants if device in v.devices and not v.is_control]
 
 
+_FLOORS = {
+    "before": "floor of the work before the algebra",
+    "after": "floor of the work after the algebra",
+    "fold": "floor of the work after the algebra and of the fold",
+}
+
+
 def predict(
     p: Problem,
     *,
@@ -58,7 +65,7 @@ def predict(
     for v in chosen_variants(p, variants, device):
         floor = limits.floor_ms(p.work[v.reads](**shape), reach, v.route)
         value = v.predict(shape, reach) if v.predict else floor.ms
-        note = "its own rule" if v.predict else f"floor of the work {v.reads} the algebra"
+        note = "its own rule" if v.predict else _FLOORS[v.reads]
         found.append(
             Record(kind="prediction", variant=v.name, implementation=v.implementation,
                    route=v.route, value=value, unit="ms", note=note, **base)
@@ -240,7 +247,7 @@ def _measured(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms,
-        bytes_moved=work.bytes if v.reads == "after" else None,  # before: more than it must
+        bytes_moved=None if v.reads == "before" else work.bytes,  # before: more than it must
         flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
         rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=bounds[0],
         passed=not excess, extrapolated=run.factor != 1,

@@ -279,6 +279,9 @@ def _write_pages(written: Sequence[Page], bodies: Sequence[pages.Rendered]) -> N
 
 def _write_front(written: Sequence[Page], bodies: Sequence[pages.Rendered], out: Path) -> None:
     home = next((i for i, page in enumerate(written) if page.path.stem == _HOME), None)
+    front = out / "index.html"
+    if home is None and front.exists() and (out / f"{_HOME}.html").exists():
+        return  # a part was exported again: the front page of all stays
     ran = {(page.machine, page.date[:10]) for page in written if page.machine}
     text = pages.fill(
         "landing.html.j2",
@@ -289,7 +292,7 @@ def _write_front(written: Sequence[Page], bodies: Sequence[pages.Rendered], out:
         counts=Counter(page.status for page in written),
         ran=[f"{machine} · {date}" for machine, date in sorted(ran)],
     )
-    (out / "index.html").write_text(text, encoding="utf-8")
+    front.write_text(text, encoding="utf-8")
 
 
 def _say(written: Sequence[Page], out: Path) -> None:

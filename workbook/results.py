@@ -96,7 +96,7 @@ def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
         return (key_of(record), "failed", "", "", "", "", "", "", record.reason)
     spread = stats.spread(record.samples_ms)
     speedup = f"{stats.significant(eager_ms / ms, spread)}×" if eager_ms else ""
-    floor = f"{100 * record.floor_ms / ms:.0f} %" if record.floor_ms else ""
+    floor = f"{100 * record.floor_ms / ms:.0f} %" if record.floor_ms and record.bytes_moved else "–"
     rate = _rate(record, ms) if record.bytes_moved else ""
     error = "" if record.rel_error is None else f"{record.rel_error:.1e}"
     rule = {True: "within", False: "outside", None: ""}[record.passed]

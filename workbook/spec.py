@@ -50,8 +50,9 @@ class Variant:
     implementation: torch, cpu, portable or hopper. source: the kernel's file, shown in the ladder;
     files: every kernel file it may run, of any device.
     wrong: for a control, what is wrong with it; `check` has to reject it.
-    folds: derived weights are kept between calls. reads: "before" or "after" the algebra, the key
-    of the problem's work. sample: rows to run where the whole batch would take too long.
+    folds: derived weights are kept between calls. reads: the key of the problem's work: "before"
+    or "after" the algebra, or "fold", after it and the weights. sample: rows to run where the whole
+    batch would take too long.
     predict: the time, from the shape and the ceilings.
     """
 

@@ -13,13 +13,15 @@ wall clock around the call. Before each sample the cache is emptied of the input
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from workbook import machine
 from workbook.precision import using_route
@@ -162,7 +164,15 @@ def _wait(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler warns of things that a single call does not need."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """The profiler's C++ writes to the process's stderr, past sys.stderr: that goes nowhere."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -33,20 +35,24 @@ class Trial:
 
 def try_kernel(
     p: Problem,
-    source: str,
+    source: str | Path,
     *,
     device: str | None = None,
     size: str | Size | None = None,
-    against: tuple[str, ...] = ("eager", "algebra", "fused"),
+    against: Sequence[str] | None = None,
     budget_s: float = 8.0,
 ) -> Trial:
     """Build a kernel of the problem's ladder from its text, check it, time it beside `against`.
 
-    source: what a file of kernels/<slug>/ holds, defining `launch`: C++ for a CPU, CUDA for a GPU.
+    source: what a file of kernels/<slug>/ holds, or the file: it defines `launch`, in C++ for a
+    CPU, in CUDA for a GPU. against: keys; eager, the algebra and our last rung if not given.
     Raises BuildError with the compiler's words; a wrong result is no error, `.check` says so.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    variant = p.rung_of_text(source, device)
+    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+    variant = p.rung_of_text(text, device)
+    rungs = [v.key for v in p.variants if v.is_rung and device in v.devices]
+    against = ("eager", "algebra", rungs[-1]) if against is None else against
     variant.make(p.model(size or "laptop", device=device))  # a failed build is raised, not judged
     check = accuracy.check(p, variant=variant, device=device, stop=True)
     bench = compare.bench(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from workbook import build, ops, paths, recipe
 from workbook.fold import refresh
-from workbook.limits import Ceilings
 from workbook.spec import Make, Predict, Variant
 
 __all__ = ["kernels_digest", "library_of", "parameters_of", "rung", "rung_of_text", "standard"]
@@ -73,16 +72,10 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
             "ModelNew, its weights just changed",
             folding,
             files=files,
-            predict=_all_weights_read,
+            reads="fold",
         ),
     ]
     return (*baselines, *in_tf32, *ours)
-
-
-def _all_weights_read(shape: Mapping[str, int], ceilings: Ceilings) -> float:
-    """Weights and input once, float32; a launch each for the fold's three parts and the kernel."""
-    moved = 4.0 * shape["K"] * (shape["N"] + shape["B"])
-    return moved / ceilings.read_gbs / 1e6 + 4 * ceilings.launch_ms
 
 
 def rung(
