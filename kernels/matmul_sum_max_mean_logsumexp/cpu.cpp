@@ -3,7 +3,7 @@
 //   w_sum is loaded once for all of them, and keeps vectors of partial sums a row.
 // Moves: x once, 4 B K bytes; w_sum (8 K bytes) stays in L2.
 // Against rung 2: vectors of partial sums instead of one chain of additions, and each row is asked
-//   for three kilobytes ahead, since the hardware's prefetcher alone falls behind.
+//   for two kilobytes ahead, since the hardware's prefetcher alone falls behind.
 #include "problem.h"
 #include "simd.h"
 
@@ -14,7 +14,7 @@ constexpr bool kManyRegisters = kVectorRegisters >= 32;
 constexpr int kRows = kManyRegisters ? 6 : 4;
 constexpr int kVectors = kManyRegisters ? 4 : 2;
 constexpr int kStep = kVectors * kDoubles;
-constexpr int kAhead = 768;   // floats
+constexpr int kAhead = 512;   // floats
 constexpr int kUsedOnce = 0;  // a prefetch that does not displace what is used again
 
 template <int Rows>
@@ -35,8 +35,9 @@ void dot_rows(const SumChain& p, int64_t first) {
     }
   }
   for (int r = 0; r < Rows; ++r) {
-    double total = 0;
-    for (int v = 0; v < kVectors; ++v) total += sum_lanes(sum[r][v]);
+    doubles partial = sum[r][0];
+    for (int v = 1; v < kVectors; ++v) partial += sum[r][v];
+    double total = sum_lanes(partial);
     for (int64_t k = whole; k < p.K; ++k)
       total += static_cast<double>(x[r * p.x_stride + k]) * p.w_sum[k];
     p.y[first + r] = static_cast<float>(total + *p.b_sum);
