@@ -128,6 +128,8 @@ def _overview_title(marks: Sequence[tuple[int, str, str, float]]) -> str:
 
 def _overview_caption(shown: Sequence[Record], left_out: str) -> str:
     cards = " and ".join(dict.fromkeys(r.card for r in shown))
-    more = "Ours keeps float32 accuracy, except in rows that say TF32, ours too"
+    more = "Ours is the float32 drop-in; of the baselines some use TF32"
+    if any(r.variant == "fused" and r.route == "tf32" for r in shown):
+        more = "Ours is the float32 drop-in, except in rows that say TF32, ours too"
     more += f"; {left_out}" if left_out else ""
     return f"On {cards}; size and shape stand above the rows.\n{legend.timing(shown, more)}"
