@@ -129,7 +129,7 @@ def yardsticks(
 ) -> BenchResult:
     """The drop-in beside torch calls that move the same bytes, in turn: is memory read as fast?
 
-    Records of kind "profile", appended to .runs/. "kernel" is the last rung, "fused" the module
+    Records of kind "profile", appended to .runs/. "kernel" is ours called bare, "fused" the module
     around it; `.ratio("torch.sum(x)", "kernel")` is our speed as a part of theirs.
     """
     size, device = _defaults(size, device)
@@ -137,8 +137,7 @@ def yardsticks(
     model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
     new, folded = p.drop_in(model), [t.float() for t in p.fold(model)]
     calls = {name: timing.Call(lambda f=f: f(x, *folded)) for name, f in p.yardsticks.items()}
-    rung = [v for v in p.variants if v.is_rung and where.type in v.devices][-1].make(model)
-    calls["kernel"] = timing.Call(lambda: rung(x))
+    calls["kernel"] = timing.Call(p.bare(model, x))
     calls["fused"] = timing.Call(lambda: new(x))
     flusher = timing.Flush(where, flush)
     with torch.no_grad():

@@ -178,13 +178,16 @@ class FusedOp:
         run(x, *parameters, *folded, y)
         return y
 
+    def kernel(self, device: str) -> Callable | None:
+        """The best kernel for cpu or cuda, built when first asked for; None without a compiler."""
+        if device not in self._runs:
+            self._runs[device] = built(self.slug, device, self.kernels[device])
+        return self._runs[device]
+
     def _forward(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """The best kernel for float32, built when first asked for; the algebra in torch else."""
+        """The kernel for float32, where there is one; the algebra in torch else."""
         if x.dtype is torch.float32:
-            device = "cuda" if x.is_cuda else "cpu"
-            if device not in self._runs:
-                self._runs[device] = built(self.slug, device, self.kernels[device])
-            run = self._runs[device]
+            run = self.kernel("cuda" if x.is_cuda else "cpu")
             if run is not None:
                 return self.run_kernel(run, x, *parameters)
         return self.run_plain(x, *parameters, dtype=_WIDER[x.dtype])

@@ -92,6 +92,7 @@ class Problem:
     omissions: `f(model, x)` in float64 with one step of the chain left out; `check` refuses to
     accept the problem if its rule would accept one of them.
     fold: the derived weights of a model, made anew.
+    bare: (model, x) -> our kernel alone, on a fold and an output that are there.
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device) -> a variant built from the text of a kernel.
     """
@@ -108,6 +109,7 @@ class Problem:
     omissions: Mapping[str, Callable[[nn.Module, Tensor], Tensor]]
     fold: Callable[[nn.Module], tuple[Tensor, ...]]
     yardsticks: Mapping[str, Callable[..., Tensor]]
+    bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str], Variant]
 
     def size(self, name: str | Size) -> Size:

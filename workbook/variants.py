@@ -13,7 +13,15 @@ from workbook import build, ops, paths, recipe
 from workbook.fold import refresh
 from workbook.spec import Make, Predict, Variant
 
-__all__ = ["kernels_digest", "library_of", "parameters_of", "rung", "rung_of_text", "standard"]
+__all__ = [
+    "bare",
+    "kernels_digest",
+    "library_of",
+    "parameters_of",
+    "rung",
+    "rung_of_text",
+    "standard",
+]
 
 
 def parameters_of(model: nn.Module) -> tuple[Tensor, ...]:
@@ -111,6 +119,20 @@ def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Libr
     return ops.kernel_library(
         slug, variant.devices[0], [variant.source], flags=_flags(variant.reads), verbose=verbose
     )
+
+
+def bare(op: ops.FusedOp, model: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Our kernel alone: the fold and the output are there before, no module is around it.
+
+    Raises RuntimeError where it can not be built.
+    """
+    run = op.kernel(x.device.type)
+    if run is None:
+        raise RuntimeError(f"{op.slug}: no kernel on {x.device.type}: {ops.missing(x.device.type)}")
+    with torch.no_grad():
+        parameters = parameters_of(model)
+        given = (x, *parameters, *op.folded(torch.float64, *parameters), op.output(x, *parameters))
+    return lambda: run(*given)
 
 
 def kernels_digest(slug: str, variant: Variant, device: str) -> str:

@@ -311,5 +311,6 @@ problem = Problem(
         "torch.sum(x)": lambda x, w_sum, b_sum: x.sum(),
         "torch.mv(x, w)": lambda x, w_sum, b_sum: torch.mv(x, w_sum),
     },
+    bare=lambda model, x: variants.bare(OP, model, x),
     rung_of_text=lambda source, device: variants.rung_of_text(OP, source, device),
 )
