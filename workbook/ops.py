@@ -72,7 +72,7 @@ def built(name: str, device: str, files: Sequence[str]) -> Callable | None:
     """The op "run" of kernels/<name>/ with these files; None, and a warning, without a compiler."""
     with _Noted(build.CompilerMissing) as noted:
         sources = [paths.kernels() / name / file for file in files]
-        return kernel_library(name, device, sources).op("run")
+        return kernel_library(name, device, sources).op("run").default
     warnings.warn(f"{name} runs as plain torch on {device}: {noted.text}", stacklevel=2)
     return None
 

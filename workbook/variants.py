@@ -167,7 +167,7 @@ def _make(
     op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], reads: str
 ) -> Make:
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        run = ops.kernel_library(op.slug, device, sources, flags=_flags(reads)).op("run")
+        run = ops.kernel_library(op.slug, device, sources, flags=_flags(reads)).op("run").default
 
         def call(x: Tensor) -> Tensor:
             with torch.no_grad():
