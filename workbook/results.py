@@ -19,9 +19,6 @@ LINE = ("problem", "variant", "implementation", "route", "device", "card", "size
         "rel_error_eager", "passed", "extrapolated", "reason", "date", "commit", "run")  # fmt: skip
 
 
-WIDE = 0.3  # interquartile range over median: the time then is no more than a rough figure
-
-
 @dataclass(frozen=True)
 class BenchResult:
     """Records of kind "bench", one a variant, all of one run."""
@@ -102,7 +99,9 @@ def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
     rule = {True: "within", False: "outside", None: ""}[record.passed]
     launches = "" if record.launches is None else str(record.launches)
     time = f"{stats.significant(ms, spread)} ms"
-    notes = "; ".join(filter(None, (record.reason, "wide spread" * (spread > WIDE))))
+    notes = "; ".join(
+        filter(None, (record.reason, "wide spread" * stats.is_wide(record.samples_ms)))
+    )
     return (key_of(record), time, speedup, floor, rate, launches, error, rule, notes)
 
 
