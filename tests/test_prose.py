@@ -303,3 +303,49 @@ def test_the_label_of_a_run_here_has_this_machine():
     here = timed("eager", 1.0, device="cpu", card=machine.card("cpu"), commit="")
     label = str(wb.label(PROBLEM, BenchResult(Records([here]))))
     assert machine.card("cpu") in label and "commit unknown" in label and "Stale" not in label
+
+
+# --- bounds, yardsticks, host time ----------------------------------------------------------------
+
+
+def test_the_ceiling_of_a_speedup_is_eager_over_the_floor():
+    bench = BenchResult(Records([timed("eager", 50.0), timed("fused", 0.5, floor_ms=0.25)]))
+    text = str(wb.ceiling_of_speedup(bench))
+    assert "more than 200× as fast" in text and text.endswith("Reached: 100×.")
+
+
+def test_yardsticks_are_those_of_the_newest_run():
+    def run(name: str, date: str, theirs: float, bare: float, module: float) -> list[Record]:
+        more = {"kind": "profile", "run": name, "date": date}
+        return [
+            timed("torch.sum(x)", theirs, theirs, **more), timed("kernel", bare, bare, **more),
+            timed("fused", module, module, **more),
+        ]  # fmt: skip
+
+    old = run("a", "2026-11-20T10:00:00Z", 1.0, 1.0, 1.0)
+    new = run("b", "2026-11-21T10:00:00Z", 0.9, 1.0, 1.8)
+    text = str(wb.yardstick_lines(Records([*new, *old])))
+    assert "kernel over torch.sum(x): 0.9" in text and "fused over torch.sum(x): 0.5" in text
+    assert "2026-11-21" in text and "2026-11-20" not in text
+    assert str(wb.yardstick_lines(Records())) == "no yardsticks are recorded"
+
+
+def test_host_times_are_medians_of_each_run():
+    host = {"host_us_grad": [60.0, 50.0, 90.0]}
+    fused = timed("fused", 1.0, run="a", how=host)
+    eager = timed("eager", 1.0, run="a", how={"host_us_grad": [200.0]})
+    other = timed("eager", 1.0, run="b", how={"host_us_grad": [300.0]})
+    text = str(wb.host_lines(Records([eager, fused, other])))
+    assert text.endswith("eager 200 µs, fused 60 µs") and "300" not in text
+    assert str(wb.host_lines(Records([other]))) == "no host times are recorded"
+
+
+def test_the_cover_shows_gpus_only():
+    def run(card: str, device: str) -> list[Record]:
+        more = {"card": card, "device": device, "floor_ms": 0.01, "run": card}
+        more["how"] = {"flush": "read"}
+        return [timed(v, ms, ms, **more) for v, ms in
+                (("eager", 2.0), ("algebra", 0.02), ("fused", 0.016))]  # fmt: skip
+
+    picture = prose.cover(Records([*run("Card A", "cuda"), *run("Card B", "cpu")]))
+    assert "Card A" in picture.alt and "Card B" not in picture.alt and "125×" in picture.alt

@@ -35,6 +35,7 @@ _HOMES = {
     "show": "prose",
     "derivation": "prose",
     "floor_of": "prose",
+    "host_lines": "prose",
     "ceiling_of_speedup": "prose",
     "yardstick_lines": "prose",
     "outcome": "prose",

@@ -23,6 +23,7 @@ __all__ = [
     "cover",
     "derivation",
     "floor_of",
+    "host_lines",
     "is_stale",
     "label",
     "outcome",
@@ -182,6 +183,18 @@ def yardstick_lines(kept: Records) -> Text:
     ]
     first = run.records[0]
     return Text(f"{first.card}, {first.size}, {first.date}:\n\n" + "\n".join(lines))
+
+
+def host_lines(kept: Records) -> Text:
+    """Host time of one forward with gradients on, each timed run: median, beside eager's."""
+    lines = []
+    for run in dict.fromkeys(r.run for r in kept):
+        its = kept.query(run=run, kind="bench")
+        host = {key_of(r): r.how["host_us_grad"] for r in its if "host_us_grad" in r.how}
+        said = ", ".join(f"{key} {stats.median(times):.0f} µs" for key, times in host.items())
+        if "fused" in host:
+            lines.append(f"- {its[0].date}, {its[0].size}: {said}")
+    return Text("\n".join(lines) or "no host times are recorded")
 
 
 def is_stale(p: Problem, record: Record) -> bool:
