@@ -21,6 +21,9 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: LEAST, torch.float16: 1e-3, tor
 
 needs_compiler = pytest.mark.skipif(tools.compiler() is None, reason="no C++ compiler here")
 needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
+needs_inductor = pytest.mark.skipif(
+    " " in torch.__path__[0], reason="torch.compile can't build below a path with a space"
+)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 

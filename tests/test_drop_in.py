@@ -19,6 +19,7 @@ from sum_chain import (
     assert_like,
     drawn,
     errors,
+    needs_inductor,
     needs_gpu,
     outcome,
     reference_of,
@@ -760,6 +761,7 @@ def test_opcheck(dtype, device, batch):
     )
 
 
+@needs_inductor
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dynamic", [False, None, True])
 def test_compiled_forward_and_backward(dynamic, device):

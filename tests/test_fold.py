@@ -20,6 +20,7 @@ from sum_chain import (
     assert_fresh,
     drawn,
     needs_gpu,
+    needs_inductor,
     reference_of,
     twins,
 )
@@ -488,6 +489,7 @@ def test_a_change_is_seen_by_a_compiled_model(compiled, name):
     assert_fresh(call, new, X)
 
 
+@needs_inductor
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("option", ["foreach", "fused"])
 def test_an_optimizer_step_is_seen_by_a_compiled_model(compiled, name, option):
@@ -505,6 +507,7 @@ def test_conversions_of_a_compiled_model():
         assert_fresh(call, new, X.to(dtype))
 
 
+@needs_inductor
 def test_a_compiled_model_folds_once(compiled, folds):
     new, call = compiled
     copies(new)
@@ -554,6 +557,7 @@ def test_inference_parameters_of_a_compiled_model():
         assert_fresh(call, new, X)
 
 
+@needs_inductor
 def test_weights_written_by_compiled_code():
     torch._dynamo.reset()
     new = ModelNew(K, N)
