@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbook import build, toolchain, tools
+from workbook import build, recipe, toolchain, tools
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ROOT / "kernels" / "common"
@@ -44,6 +44,10 @@ needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc")
 pytestmark = needs_compiler
 
 
+def _digest_of(*args, **more) -> str:
+    return recipe.recipe_of(*args, **({"include": ()} | more)).digest
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A cache and a source folder, both with a space in their paths."""
@@ -67,7 +71,7 @@ def write_kernel(place: Path, answer: int, folder: str = "source files") -> Path
 def library(place):
     """The shared library: built where a lock of torch, a half-built folder and rubbish lie."""
     source = write_kernel(place, 41)
-    digest = build.digest_of("shared", [source])
+    digest = _digest_of("shared", [source])
     folder = place / "the cache" / "build" / "shared" / digest
     (folder / "tmp-dead").mkdir(parents=True)
     for stale in (folder / "lock", folder / "tmp-dead" / "lock", folder / f"wb_{digest}.so"):
@@ -305,7 +309,7 @@ def test_digest_covers_what_matters(tmp_path, monkeypatch):
     seen = []
 
     def digest(**more) -> str:
-        return build.digest_of("d", [source], include=[tmp_path / "inc"], **more)
+        return _digest_of("d", [source], include=[tmp_path / "inc"], **more)
 
     seen.append(digest())
     stray.write_text("nobody includes this")
@@ -327,7 +331,7 @@ def test_digest_covers_what_matters(tmp_path, monkeypatch):
             seen.append(digest())
     assert len(set(seen)) == len(seen)
     shutil.copytree(tmp_path / "src", tmp_path / "moved")
-    moved = build.digest_of("d", [tmp_path / "moved" / "kernel.cpp"], include=[tmp_path / "inc"])
+    moved = _digest_of("d", [tmp_path / "moved" / "kernel.cpp"], include=[tmp_path / "inc"])
     assert moved == digest()  # not where the files lie
 
 
@@ -337,9 +341,9 @@ def test_included_headers_count_at_any_distance(tmp_path):
     source.write_text('#include "a/one.h"\n')
     (tmp_path / "a" / "one.h").write_text('#  include "two.inc"\n#include "one.h"\n')
     (tmp_path / "a" / "two.inc").write_text("1")
-    before = build.digest_of("d", [source])
+    before = _digest_of("d", [source])
     (tmp_path / "a" / "two.inc").write_text("2")
-    assert build.digest_of("d", [source]) != before
+    assert _digest_of("d", [source]) != before
 
 
 @pytest.mark.parametrize(

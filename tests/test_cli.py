@@ -283,7 +283,15 @@ def test_bench_without_a_compiler_keeps_what_failed(checkout):
 
 
 @pytest.mark.parametrize(
-    "options", [("--rounds", "0"), ("--rounds", "x"), ("--flush", "l2"), ("--size", "poster")]
+    "options",
+    [
+        ("--rounds", "0"),
+        ("--rounds", "x"),
+        ("--budget", "-1"),
+        ("--budget", "nan"),
+        ("--flush", "l2"),
+        ("--size", "poster"),
+    ],
 )
 def test_wrong_options_are_named(options, checkout):
     done = workbook(checkout, "bench", SLUG, *options)

@@ -546,6 +546,13 @@ def tried(source: str):
 
 @needs_compiler
 @pytest.mark.usefixtures("reach")
+def test_a_kernel_may_be_a_file():
+    trial = tried(PROBLEM.variant("cpu").source)
+    assert trial.ok and trial.bench["tried"].passed
+
+
+@needs_compiler
+@pytest.mark.usefixtures("reach")
 def test_a_good_kernel_is_checked_timed_and_drawn(tmp_path):
     trial = tried(text())
     assert trial.ok and trial.check.variant == "tried"

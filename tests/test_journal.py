@@ -465,6 +465,14 @@ def test_newest_keeps_the_newest_run_of_each_key() -> None:
         journal.newest(records, by=("colour",))
 
 
+def test_a_run_of_another_flush_hides_none() -> None:
+    read = bench(run="r1", date="2025-01-01T00:00:00Z", how={"flush": "read"})
+    write = bench(run="r2", date="2025-01-02T00:00:00Z", how={"flush": "write"})
+    assert journal.newest([read, write]) == [read, write]
+    assert journal.query([read, write], flush="read") == [read]
+    assert bench().flush == ""
+
+
 def test_newest_takes_a_kept_record_once_and_the_last_of_equal_dates() -> None:
     date = "2025-01-02T00:00:00Z"
     kept = bench(run="r1", date=date, seed=1)

@@ -389,12 +389,6 @@ def test_control_a_stale_and_a_rounded_fold_are_rejected():
             assert_within_bound(run, x, wrong, folded=True)
 
 
-@pytest.mark.parametrize("name", [v.name for v in PROBLEM.variants if v.is_control])
-def test_controls_say_what_is_wrong(name):
-    variant = PROBLEM.variant(name)
-    assert variant.wrong and not variant.is_rung
-
-
 @pytest.mark.parametrize("name", ["wrong_literal_log_exp", "wrong_log_exp"])
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_compiler), DEVICES[1]])
 def test_control_log_exp_overflows(name, device):

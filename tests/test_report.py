@@ -275,6 +275,14 @@ def test_the_front_page_has_the_lead_a_card_for_each_and_where_it_ran(exported):
     assert written[0].machine in page.select_one("header .ran").get_text()
 
 
+def test_a_part_exported_again_leaves_the_front_page_of_all(exported):
+    written, out = exported
+    front = (out / "index.html").read_bytes()
+    again = report.export([written[2].notebook], out, execute=False, progress=False)
+    assert [page.path.name for page in again] == ["02_good.html"]
+    assert (out / "index.html").read_bytes() == front
+
+
 def test_it_says_where_the_pages_are_and_what_failed(tmp_path, capsys):
     file = save(tmp_path / "nb.ipynb", "# T", ("raise ValueError('no\\nmore')", None))
     report.export([file], tmp_path / "out")

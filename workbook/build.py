@@ -37,7 +37,6 @@ __all__ = [
     "Library",
     "NvccMissing",
     "cubin",
-    "digest_of",
     "kernel_reports",
     "load",
 ]
@@ -134,22 +133,6 @@ def load(
     if verbose and cached:
         print(found.log, file=sys.stderr)
     return dataclasses.replace(found, seconds=time.perf_counter() - start, cached=cached)
-
-
-def digest_of(
-    name: str,
-    sources: Sources,
-    *,
-    include: Sequence[Path | str] = (),
-    cuda: bool = False,
-    flags: Sequence[str] = (),
-    cuda_flags: Sequence[str] = (),
-) -> str:
-    """The digest `load` would use: sources, headers, flags, compilers, torch, CPU and GPU kind."""
-    plan = recipe.recipe_of(
-        name, sources, include=include, cuda=cuda, flags=flags, cuda_flags=cuda_flags
-    )
-    return plan.digest
 
 
 def cubin(

@@ -210,7 +210,7 @@ def place(record: Record, base: str | Path) -> Path:
 
 
 def _fields_only(names: Iterable[str]) -> None:
-    unknown = sorted(set(names) - set(FIELDS) - {"flush", "median_ms"})
+    unknown = sorted(set(names) - set(FIELDS) - {"flush"})
     if unknown:
         raise TypeError(f"no field {', '.join(unknown)}; want some of {', '.join(FIELDS)}")
 

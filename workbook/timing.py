@@ -5,8 +5,8 @@ busy until the host has enqueued the call: host time is measured apart. On a CPU
 wall clock around the call. Before each sample the cache is emptied of the inputs:
 
     read   a buffer several times the last-level cache is read. What it leaves behind is clean.
-    write  the buffer is written. The next kernel also pays for writing it back to memory: about
-           2 us for 33 MB on an H100. Public harnesses do this.
+    write  the buffer is written. The next kernel also pays for writing it back to memory.
+           Public harnesses do this.
     none   warm: the inputs may still be in the cache.
 """
 

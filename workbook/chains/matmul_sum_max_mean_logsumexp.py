@@ -55,8 +55,9 @@ class ModelNew(Model):
         return super().forward(x)
 
 
+@torch.no_grad()
 def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(w_sum (K,), b_sum ()) of weight (N, K) and bias (N,), added in float64."""
+    """(w_sum (K,), b_sum ()) of weight (N, K) and bias (N,), added in float64; no gradients."""
     return ops.column_sum(weight).to(dtype), bias.sum(dtype=torch.float64).to(dtype)
 
 
