@@ -16,7 +16,7 @@ from sum_chain import PROBLEM, needs_compiler
 from torch import Tensor, nn
 
 import workbook as wb
-from workbook import accuracy, families, journal, paths
+from workbook import accuracy, errors, families, journal, paths, spec
 from workbook.accuracy import CheckFailed, errors_of, limits_of
 from workbook.precision import poisoned
 from workbook.spec import Size, Variant
@@ -113,12 +113,12 @@ def test_the_rule(eager, route, limits):
 def test_the_oracle_is_the_reference_in_float64_and_leaves_the_model_alone():
     model = PROBLEM.model(SMALL)
     (x,) = PROBLEM.inputs(SMALL)
-    exact = accuracy.oracle(model, x, rows=7)  # in blocks, the last one smaller
+    exact = errors.oracle(model, x, rows=7)  # in blocks, the last one smaller
     z = x.double() @ model.linear.weight.double().T + model.linear.bias.double()
     torch.testing.assert_close(exact, z.sum(1, keepdim=True), rtol=1e-13, atol=1e-13)
     assert exact.dtype == torch.float64 and not exact.requires_grad
     assert model.linear.weight.dtype == torch.float32
-    assert accuracy.oracle(model, x[:0]).shape == (0, 1)
+    assert errors.oracle(model, x[:0]).shape == (0, 1)
 
 
 # --- what is right is accepted, controls are not ----------------------------------------------
@@ -129,7 +129,7 @@ def test_right_variants_are_accepted(variant):
     result = wb.check(PROBLEM, variant=variant, device="cpu", size=SMALL)
     assert result.ok and result.reason == "" and result.require() is result
     cases = {(r.family, r.state, r.seed, r.size) for r in result.records}
-    assert len(cases) == len(result.records) == 5 * 6 + 1 + len(accuracy.EDGES) + 1
+    assert len(cases) == len(result.records) == 5 * 6 + 1 + len(spec.EDGES) + 1
     assert {r.family for r in result.records} == {*families.FAMILIES, *families.SPECIAL}
     assert {r.state for r in result.records} == set(families.STATES)
     assert {r.seed for r in result.records} == {0, 1}
@@ -300,7 +300,7 @@ def test_an_unwritten_row_shows_even_if_the_memory_happens_to_hold_the_right_val
 def test_without_stop_every_case_is_run():
     zeros = candidate(after(torch.zeros_like))
     result = wb.check(PROBLEM, variant=zeros, device="cpu", size=SMALL, states=["initial"])
-    assert len(result.records) == 5 + 1 + len(accuracy.EDGES) + 1
+    assert len(result.records) == 5 + 1 + len(spec.EDGES) + 1
     assert [r.size for r in result.records if r.passed] == ["none"], "no row, no error"
     assert result.worst.passed is False
 

@@ -10,7 +10,17 @@ import torch
 from sum_chain import PROBLEM, needs_compiler, needs_gpu
 
 import workbook as wb
-from workbook import accuracy, build, ceilings, compare, journal, paths, precision, results, timing
+from workbook import (
+    accuracy,
+    build,
+    ceilings,
+    compare,
+    journal,
+    paths,
+    precision,
+    results,
+    timing,
+)
 from workbook.journal import Record, Records
 from workbook.limits import Ceilings
 from workbook.spec import Size, Variant

@@ -30,7 +30,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import prune
 
-from workbook import ops
+from workbook import normal, ops
 from workbook.chains import matmul_sum_max_mean_logsumexp as chain
 
 K, N, B = 33, 17, 5
@@ -896,12 +896,12 @@ def test_the_output_is_written_whole(device):
 def test_normal_is_what_it_says():
     """The normal case is taken, and only where it may be."""
     linear = nn.Linear(K, N)
-    assert ops.operands(X, linear) is not None
-    assert ops.operands(X.double(), nn.Linear(K, N).double()) is not None
+    assert normal.operands(X, linear) is not None
+    assert normal.operands(X.double(), nn.Linear(K, N).double()) is not None
     for x in (X[0], X.unsqueeze(0), X.double(), X[:, 1:], X.to("meta"), None, X.to_sparse()):
-        assert ops.operands(x, linear) is None
-    assert ops.operands(X, nn.Linear(K, N, bias=False)) is None
-    assert ops.operands(X, Doubled(K, N)) is None
+        assert normal.operands(x, linear) is None
+    assert normal.operands(X, nn.Linear(K, N, bias=False)) is None
+    assert normal.operands(X, Doubled(K, N)) is None
 
 
 def test_two_drop_ins_in_one_chain_of_gradients():

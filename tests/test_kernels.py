@@ -33,19 +33,22 @@ ALL_RUNGS = [
     *(pytest.param(name, "cuda", marks=needs_gpu) for name in CUDA_RUNGS),
 ]
 
-# run(x, weight, bias, w_sum, b_sum, y)
+# run(x, weight, bias, w_sum, b_sum, y): a rung takes those of its form
 Run = Callable[..., None]
 
 
-def run_of(source, device: str, *, reads_weight: bool = True) -> Run:
+def run_of(source, device: str, *, folded: bool) -> Run:
     """The op of a rung's file, or of {file name: text}."""
-    flags = ["-DWB_READS_WEIGHT"] if reads_weight else []
     sources = source if isinstance(source, dict) else [source]
-    return ops.kernel_library(PROBLEM.slug, device, sources, flags=flags).op("run")
+    flags = [] if folded else ["-DWB_CHAIN"]
+    run = ops.kernel_library(PROBLEM.slug, device, sources, flags=flags).op("run")
+    if folded:
+        return lambda x, weight, bias, w_sum, b_sum, y: run(x, w_sum, b_sum, y)
+    return lambda x, weight, bias, w_sum, b_sum, y: run(x, weight, bias, y)
 
 
 def rung_of(name: str, device: str) -> Run:
-    return run_of(RUNGS[name].source, device, reads_weight=RUNGS[name].reads == "before")
+    return run_of(RUNGS[name].source, device, folded=is_folded(name))
 
 
 def parameters(K: int, N: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -254,7 +257,7 @@ WRONG = [
     ("x", lambda t: t.half(), "x"),
     ("x", lambda t: t.t().contiguous().t(), "x"),
     ("x", lambda t: t[:, :1].expand(B, K), "x"),
-    ("x", lambda t: t[:, 1:], "weight"),
+    ("x", lambda t: t[:, 1:], "w_sum"),
     ("x", lambda t: t[1:], "y"),
     ("weight", lambda t: t.double(), "weight"),
     ("weight", lambda t: t[:, 1:], "weight"),
@@ -270,6 +273,7 @@ WRONG = [
     ("w_sum", lambda t: t[1:], "w_sum"),
     ("w_sum", lambda t: t.repeat(2)[::2], "w_sum"),
     ("w_sum", lambda t: t[:1].expand(K), "w_sum"),
+    ("w_sum", lambda t: t.repeat(2)[1 : K + 1], "w_sum"),
     ("b_sum", lambda t: t.float(), "b_sum"),
     ("b_sum", lambda t: t.unsqueeze(0), "b_sum"),
     ("y", lambda t: t.double(), "y"),
@@ -284,7 +288,9 @@ WRONG = [
 @pytest.mark.parametrize("case", range(len(WRONG)))
 def test_a_wrong_argument_is_named(device, case):
     name, change, named = WRONG[case]
-    run = rung_of("cpu" if device == "cpu" else "05_whole_row_in_flight", device)
+    folded = {"cpu": "cpu", "cuda": "05_whole_row_in_flight"}
+    chain = {"cpu": "cpu_01_row_at_a_time", "cuda": "01_row_in_shared"}
+    run = rung_of((chain if name in ("weight", "bias") else folded)[device], device)
     given = arguments(device)
     run(*given.values())
     given[name] = change(given[name])
@@ -308,8 +314,9 @@ def test_a_rung_that_reads_the_weights_wants_them_contiguous(device, name):
 def test_an_argument_without_memory_is_refused(name):
     given = arguments("cpu")
     given[name] = given[name].to("meta")
+    rung = "cpu_01_row_at_a_time" if name in ("weight", "bias") else "cpu"
     with pytest.raises((RuntimeError, NotImplementedError)):
-        rung_of("cpu_01_row_at_a_time", "cpu")(*given.values())
+        rung_of(rung, "cpu")(*given.values())
 
 
 @needs_gpu
@@ -317,8 +324,9 @@ def test_an_argument_without_memory_is_refused(name):
 def test_an_argument_on_another_device_is_refused(name):
     given = arguments("cuda")
     given[name] = given[name].cpu()
+    rung = "01_row_in_shared" if name in ("weight", "bias") else "05_whole_row_in_flight"
     with pytest.raises(RuntimeError, match="another device"):
-        rung_of("01_row_in_shared", "cuda")(*given.values())
+        rung_of(rung, "cuda")(*given.values())
 
 
 @needs_gpu
@@ -366,8 +374,8 @@ def test_control_a_sabotaged_kernel_is_rejected(name):
     file, old, new = SABOTAGE[name]
     text = (FOLDER / file).read_text(encoding="utf-8")
     assert text.count(old) == 1
-    run = run_of({file: text.replace(old, new)}, "cpu")
-    folded = RUNGS[file.removesuffix(".cpp")].reads == "after"
+    folded = is_folded(file.removesuffix(".cpp"))
+    run = run_of({file: text.replace(old, new)}, "cpu", folded=folded)
     with pytest.raises(AssertionError):
         assert_within_bound(run, drawn((9, 1001), 7), parameters(1001, 5), folded=folded)
 
@@ -441,11 +449,16 @@ def test_every_file_is_a_rung_or_a_control():
     assert best <= known
 
 
+def flags_of(file) -> list[str]:
+    variant = next(v for v in PROBLEM.variants if v.source == file)
+    return ["-DWB_CUDA", *variant.flags]
+
+
 @pytest.fixture(scope="module")
 def cubins() -> dict:
     """(file, architecture) -> report."""
     return {
-        (file.name, arch): build.cubin(file, arch=arch, include=INCLUDE, flags=["-DWB_CUDA"])
+        (file.name, arch): build.cubin(file, arch=arch, include=INCLUDE, flags=flags_of(file))
         for file in FILES
         if file.suffix == ".cu"
         for arch in ARCHITECTURES

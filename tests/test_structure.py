@@ -20,8 +20,8 @@ PACKAGE = "workbook"
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
-    "toolchain recipe build ops variants chains ceilings families accuracy results compare "
-    "style chart legend plot_errors plot_overview plot_break_even plot trial prose "
+    "toolchain recipe build normal ops variants chains ceilings families errors accuracy results "
+    "compare style chart legend plot_errors plot_overview plot_break_even plot trial prose "
     "standin runner tidy pages report cli"
 ).split()
 SHARED = {"chains.variants"}

@@ -1,7 +1,6 @@
 """Is it right: a candidate against the reference in float64, beside eager's own error.
 
-The rule: over the whole output, and for the worst row, the relative error is at most twice
-eager's own, or 2e-7, whichever is larger (1.2 times eager's on the tf32 route).
+The rule is that of `errors`. What is drawn is in `families`.
 """
 
 from __future__ import annotations
@@ -16,21 +15,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from workbook import journal, machine, paths
+from workbook.errors import FACTOR, FLOOR, errors_of, exact, excess, limits_of
 from workbook.families import FAMILIES, SPECIAL, STATES
 from workbook.journal import Record, Records
 from workbook.precision import poisoned, using_route
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import kernels_digest
 
-__all__ = ["CheckFailed", "CheckResult", "check", "errors_of", "excess", "limits_of", "oracle"]
-
-FLOOR = 2e-7  # relative: about three roundings of float32
-FACTOR = {"float32": 2.0, "tf32": 1.2}
-# Sizes that break kernels: one of everything, primes, a batch above 1024 threads, none at all; rows
-# longer than a warp's share, a block's, and just beyond each, by 16 bytes and by one float.
-EDGES = (Size("one", (1, 1), 1), Size("odd", (97, 31), 7), Size("tall", (67, 33), 1031),
-         Size("none", (5, 3), 0), Size("long", (2052, 3), 5), Size("long odd", (2053, 3), 5),
-         Size("longest", (9004, 3), 3))  # fmt: skip
+__all__ = ["CheckFailed", "CheckResult", "check", "in_words"]
 
 
 class CheckFailed(AssertionError):
@@ -102,43 +94,6 @@ class CheckResult:
         return f"<p>{html.escape(str(self))}</p>{table if rows else ''}"
 
 
-def oracle(model: nn.Module, x: Tensor, rows: int = 1024) -> Tensor:
-    """The reference in float64, by blocks of rows."""
-    exact = copy.deepcopy(model).double()
-    with torch.no_grad():
-        return torch.cat([exact(block.double()) for block in x.split(rows)])
-
-
-def errors_of(y: Tensor, exact: Tensor) -> tuple[float, float]:
-    """(‖y − exact‖ / ‖exact‖, the same for the worst row); inf where y is not finite and exact is,
-    or has another shape.
-
-    Rows that are not finite in `exact` are left out.
-    """
-    if y.shape != exact.shape:
-        return float("inf"), float("inf")
-    if not exact.numel():
-        return 0.0, 0.0
-    y, exact = y.double().reshape(y.size(0), -1), exact.reshape(exact.size(0), -1)
-    kept = exact.isfinite().all(1)
-    y, exact = y[kept], exact[kept]
-    if not exact.numel():
-        return 0.0, 0.0
-    if not y.isfinite().all():
-        return float("inf"), float("inf")
-    rows = _ratio((y - exact).norm(dim=1), exact.norm(dim=1))
-    return _ratio((y - exact).norm(), exact.norm()).item(), rows.max().item()
-
-
-def _ratio(error: Tensor, size: Tensor) -> Tensor:
-    return torch.where(error == 0, 0.0, error / size)
-
-
-def limits_of(eager: tuple[float, float], route: str = "float32") -> tuple[float, float]:
-    """The largest errors the rule accepts, whole and worst row, beside eager's own."""
-    return tuple(max(FACTOR[route] * e, FLOOR) for e in eager)
-
-
 def check(
     p: Problem,
     *,
@@ -147,7 +102,8 @@ def check(
     size: str | Size = "laptop",
     seeds: Sequence[int] = (0, 1),
     families: Sequence[str] = tuple(FAMILIES),
-    states: Sequence[str] = tuple(STATES),
+    states: Sequence[str] | None = None,
+    modes: Sequence[str] | None = None,
     route: str = "float32",
     stop: bool = False,
     keep: bool = False,
@@ -157,24 +113,28 @@ def check(
 
     Each case: the candidate is made and called once; then the weights change in place; then the
     output is judged, from memory poisoned with NaN. Shape, dtype, device, an untouched input and
-    bit-identical repeats are part of it. stop: at the first failure.
+    bit-identical repeats are part of it, and in train mode the buffers. Where the reference raises,
+    so must the candidate. states: all, the problem's own too, if not given; modes: those of the
+    problem that the variant computes. stop: at the first failure.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = p.variant(variant, device) if isinstance(variant, str) else variant
-    full = p.size(size)
-    for argument, asked, there in (("families", families, FAMILIES), ("states", states, STATES)):
-        for name in asked or [""]:
+    known = {**STATES, **p.states}
+    states = tuple(known) if states is None else states
+    modes = [m for m in p.modes if m in chosen.modes] if modes is None else modes
+    asked = ("families", families, FAMILIES), ("states", states, known), ("modes", modes, p.modes)
+    for argument, names, there in asked:
+        for name in names or [""]:
             if name not in there:
                 raise KeyError(f"{argument}: got {name!r}; there are {', '.join(there)}")
-    cases = [(full, f, s, seeds[0]) for f in families for s in states]
-    cases += [(full, families[0], states[0], seed) for seed in seeds[1:]]
-    cases += [(edge, families[0], states[-1], seeds[0]) for edge in EDGES]
-    cases += [(full, family, states[0], seeds[0]) for family in SPECIAL]
+    cases = [
+        (*case, mode) for mode in modes for case in _cases(p, p.size(size), families, states, seeds)
+    ]
     base = {
         "problem": p.slug, "variant": chosen.key, "implementation": chosen.implementation,
         "route": route, "device": device, "card": machine.card(device), "dtype": "float32",
-        "kernels_digest": kernels_digest(p.slug, chosen, device), "mode": "eval",
-        "run": journal.new_run(), **machine.provenance(),
+        "kernels_digest": kernels_digest(p.slug, chosen, device), "run": journal.new_run(),
+        **machine.provenance(),
     }  # fmt: skip
     records, scores = Records(), _Scores(p, families[0])
     for case in tqdm(cases, desc=f"check {chosen.key}", disable=not progress, leave=False):
@@ -187,40 +147,103 @@ def check(
     return CheckResult(p.slug, chosen.key, records, scores.table)
 
 
+def _cases(
+    p: Problem, full: Size, families: Sequence[str], states: Sequence[str], seeds: Sequence[int]
+) -> list[tuple[Size, str, str, int]]:
+    cases = [(full, f, s, seeds[0]) for f in families for s in states]
+    cases += [(full, families[0], states[0], seed) for seed in seeds[1:]]
+    cases += [(edge, families[0], states[-1], seeds[0]) for edge in p.edges]
+    return cases + [(full, family, states[0], seeds[0]) for family in SPECIAL]
+
+
 def _judged(
     p: Problem, variant: Variant, device: str, route: str, case: tuple, base: dict, scores: _Scores
 ) -> Record:
-    """One case as a record. A candidate that raises is a failed case, with its words."""
-    size, family, state, seed = case
+    """One case as a record. A candidate that raises where the reference doesn't has failed."""
+    size, family, state, seed, mode = case
     generator = torch.Generator().manual_seed(1000 + seed)
-    model = p.model(size, seed=seed, device=device)
+    model = p.model(size, seed=seed, device=device, mode=mode)
     shape = p.shape(size)
     x = {**FAMILIES, **SPECIAL}[family](shape["B"], shape["K"], generator).to(device)
-    found = {"size": size.name, "shape": shape, "family": family, "state": state, "seed": seed}
+    found = {
+        "size": size.name, "shape": shape, "family": family, "state": state, "seed": seed,
+        "mode": mode, **base,
+    }  # fmt: skip
+    refused = _raised(lambda: copy.deepcopy(model)(x))
     try:
         with torch.no_grad(), using_route(route):
             candidate = variant.make(model)
             candidate(x)
-            STATES[state](model, generator)
-            kept = x.clone()
+            {**STATES, **p.states}[state](model, generator)
+            seen = _Seen(model, x)
             with poisoned():
                 y = copy.deepcopy(candidate(x))  # a copy: it may write the same memory again
-            again, eager = candidate(x), model(x)
-    except Exception as error:  # whatever it raises, the candidate failed
-        reason = f"raised {in_words(error)}"
-        return Record(kind="check", passed=False, reason=reason, **found, **base)
-    exact = oracle(model, x)
-    own = errors_of(eager, exact)
-    ours = errors_of(y, exact) if isinstance(y, Tensor) else (float("inf"), float("inf"))
+            seen.note(model)
+            again = candidate(x)
+    except Exception as error:  # whatever it raises, the candidate failed, but as the reference
+        reason = "" if type(error) is type(refused) else f"raised {in_words(error)}"
+        return Record(kind="check", passed=not reason, reason=reason, **found)
+    if refused is not None:
+        reason = f"accepted what the reference refuses: {in_words(refused)}"
+        return Record(kind="check", passed=False, reason=reason, **found)
+    eager, true = seen.reference(route), seen.exact()
+    own = errors_of(eager, true)
+    ours = errors_of(y, true) if isinstance(y, Tensor) else (float("inf"), float("inf"))
     limits = limits_of(own, route)
-    reason = _fault(y, again, eager, x, kept) or excess(ours, own, limits)
+    reason = _fault(y, again, eager, x, seen.x) or excess(ours, own, limits)
+    reason = reason or seen.fault_of_buffers(FACTOR[route])
     if family == scores.family and shape["N"] > 1:
-        scores.add(model, x, exact, limits)
+        scores.add(seen.model, x, true, limits)
     return Record(
         kind="check", passed=not reason, reason=reason, rel_error=ours[0], rel_error_rows=ours[1],
         rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=limits[0],
-        how={"limit_rows": limits[1]}, **found, **base,
+        how={"limit_rows": limits[1]}, **found,
     )  # fmt: skip
+
+
+def _raised(run: Callable[[], object]) -> Exception | None:
+    """What `run` raises."""
+    try:
+        with torch.no_grad():
+            run()
+    except Exception as error:
+        return error
+    return None
+
+
+class _Seen:
+    """The model and the input as they were before a candidate ran; the buffers it left behind."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model, self.x = copy.deepcopy(model), x.clone()
+        self.left: dict[str, Tensor] = {}
+
+    def note(self, model: nn.Module) -> None:
+        """Keep the buffers as they are now."""
+        self.left = {name: b.clone() for name, b in model.named_buffers()}
+
+    def reference(self, route: str) -> Tensor:
+        """The reference's output in the model's own type."""
+        self._eager = copy.deepcopy(self.model)
+        with torch.no_grad(), using_route(route):
+            return self._eager(self.x)
+
+    def exact(self) -> Tensor:
+        """The reference's output in float64."""
+        self._double = copy.deepcopy(self.model).double()
+        return exact(self._double, self.x)
+
+    def fault_of_buffers(self, factor: float) -> str:
+        """The first buffer that errs more than `factor` times eager's own, or the floor."""
+        eager, true = dict(self._eager.named_buffers()), dict(self._double.named_buffers())
+        for name, left in self.left.items():
+            error, own = (
+                errors_of(t.reshape(1, -1), true[name].double().reshape(1, -1))[0]
+                for t in (left, eager[name])
+            )
+            if not error <= max(factor * own, FLOOR):
+                return f"buffer {name}: error {error:.1e}, eager {own:.1e}"
+        return ""
 
 
 def _fault(y: Tensor, again: Tensor, eager: Tensor, x: Tensor, kept: Tensor) -> str:
@@ -253,14 +276,6 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
-def excess(ours: tuple, own: tuple, limits: tuple) -> str:
-    """By which error, of which kind, the rule is broken; empty if it holds."""
-    for what, error, eager, limit in zip(("whole", "worst row"), ours, own, limits, strict=True):
-        if not error <= limit:
-            return f"error {error:.1e} ({what}), limit {limit:.1e}, eager {eager:.1e}"
-    return ""
-
-
 def _nearness(record: Record) -> float:
     if record.rel_error is None or not record.limit:
         return 0.0
@@ -274,25 +289,25 @@ class _Scores:
     def __init__(self, p: Problem, family: str) -> None:
         self.family = family
         self._wrong: dict[str, Callable] = {
-            "zeros": lambda model, x, exact: torch.zeros_like(exact),
-            "a constant (the mean)": lambda model, x, exact: exact.mean().expand_as(exact),
+            "zeros": lambda model, x, true: torch.zeros_like(true),
+            "a constant (the mean)": lambda model, x, true: true.mean().expand_as(true),
         }
         for name, f in p.omissions.items():
-            self._wrong[name] = lambda model, x, exact, f=f: f(model, x.double())
+            self._wrong[name] = lambda model, x, true, f=f: f(model, x.double())
         self._found: dict[str, dict] = {}
 
     @property
     def table(self) -> list[dict]:
         return list(self._found.values())
 
-    def add(self, model: nn.Module, x: Tensor, exact: Tensor, limits: tuple[float, float]) -> None:
+    def add(self, model: nn.Module, x: Tensor, true: Tensor, limits: tuple[float, float]) -> None:
         """Score each on one case: accepted over all only if accepted in every case."""
         if not x.numel():
             return
         double = copy.deepcopy(model).double()
         for name, output in self._wrong.items():
             with torch.no_grad():
-                errors = errors_of(output(double, x, exact).reshape(exact.shape), exact)
+                errors = errors_of(output(double, x, true).reshape(true.shape), true)
             accepted = all(e <= limit for e, limit in zip(errors, limits, strict=True))
             seen = self._found.setdefault(name, {"name": name, "rel_error": 0.0, "accepted": True})
             seen["rel_error"] = max(seen["rel_error"], errors[0])

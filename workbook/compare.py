@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbook import accuracy, ceilings, journal, limits, machine, paths, timing
+from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, timing
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.results import BenchResult, key_of
@@ -30,14 +30,15 @@ def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, 
 
 
 def chosen_variants(
-    p: Problem, names: Sequence[str | Variant] | None, device: str
+    p: Problem, names: Sequence[str | Variant] | None, device: str, mode: str = "eval"
 ) -> list[Variant]:
-    """Those of the names, or every one of the device that is not a control."""
+    """Those of the names, or every one of the device and mode that is not a control."""
     if names is not None and not names:
         raise ValueError("variants: got none, wants keys of variants, or None for all")
     if names is not None:
         return [v if isinstance(v, Variant) else p.variant(v, device) for v in names]
-    return [v for v in p.variants if device in v.devices and not v.is_control]
+    there = [v for v in p.variants if device in v.devices and mode in v.modes]
+    return [v for v in there if not v.is_control]
 
 
 _FLOORS = {
@@ -52,6 +53,7 @@ def predict(
     *,
     size: str | Size | None = None,
     device: str | None = None,
+    mode: str = "eval",
     variants: Sequence[str | Variant] | None = None,
 ) -> Records:
     """The time of each variant before it is timed, from its own rule or the floor of its work.
@@ -60,9 +62,9 @@ def predict(
     """
     size, device = _defaults(size, device)
     reach, shape = ceilings.measure_ceilings(device), p.shape(size)
-    base = _base(p, size, device)
+    base = _base(p, size, device, mode)
     found = Records()
-    for v in chosen_variants(p, variants, device):
+    for v in chosen_variants(p, variants, device, mode):
         floor = limits.floor_ms(p.work[v.reads](**shape), reach, v.route)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]
@@ -79,6 +81,7 @@ def bench(
     *,
     size: str | Size | None = None,
     device: str | None = None,
+    mode: str = "eval",
     variants: Sequence[str | Variant] | None = None,
     rounds: int = ROUNDS,
     budget_s: float = 20.0,
@@ -89,15 +92,15 @@ def bench(
     """Time variants in turn, each sample from a cold cache; look at errors, launches, memory.
 
     variants: keys or Variants; None is every one of the device but the controls. size: laptop on a
-    CPU, paper on a GPU if not given. A variant that fails is recorded with its reason. keep: write
-    the records to data/ too.
+    CPU, paper on a GPU if not given. mode: of the model, eval or train. A variant that fails is
+    recorded with its reason. keep: write the records to data/ too.
     """
     size, device = _defaults(size, device)
     where = torch.device(device)
-    chosen = chosen_variants(p, variants, device)
-    model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
+    chosen = chosen_variants(p, variants, device, mode)
+    model, (x,) = p.model(size, device=device, mode=mode), p.inputs(size, device=device)
     truth = _Truth(model, x)
-    base = {**_base(p, size, device), "clocks": machine.clocks(device), "seed": 0}
+    base = {**_base(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
     with torch.no_grad():
         runs, failed = _made(chosen, model, x, where)
         calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
@@ -177,13 +180,13 @@ class _Truth:
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.x = model, x
-        self.exact = accuracy.oracle(model, x)
+        self.exact = errors.oracle(model, x)
         self._eager: dict[str, tuple[float, float]] = {}
 
     def eager(self, route: str) -> tuple[float, float]:
         if route not in self._eager:
             with torch.no_grad(), using_route(route):
-                self._eager[route] = accuracy.errors_of(self.model(self.x), self.exact)
+                self._eager[route] = errors.errors_of(self.model(self.x), self.exact)
         return self._eager[route]
 
 
@@ -212,10 +215,10 @@ def _made(
     return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
 
 
-def _base(p: Problem, size: str | Size, device: str) -> dict:
+def _base(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
     return {
         "problem": p.slug, "device": torch.device(device).type, "card": machine.card(device),
-        "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": "eval",
+        "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": p.mode(mode),
         "grad": False, "run": journal.new_run(), **machine.provenance(),
     }  # fmt: skip
 
@@ -235,19 +238,19 @@ def _measured(
     with using_route(v.route):
         y = run.call()
         launches, peak = timing.profile(run.call, run.x.device)
-    errors = accuracy.errors_of(y, truth.exact[: run.x.size(0)])
+    found = errors.errors_of(y, truth.exact[: run.x.size(0)])
     own = truth.eager(v.route)
-    bounds = accuracy.limits_of(own, v.route)
+    bounds = errors.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
-    excess = accuracy.excess(errors, own, bounds)
+    excess = errors.excess(found, own, bounds)
     scaled = f"measured at batch {run.x.size(0)}, times {run.factor:g}" if run.factor != 1 else ""
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
-        how={**how, "first_call_ms": run.first_ms, **run.host},
+        how={**how, "first_call_ms": run.first_ms, "read_gbs": reach.read_gbs, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms,
         bytes_moved=None if v.reads == "before" else work.bytes,  # before: more than it must
-        flops=work.flops, rel_error=errors[0], rel_error_rows=errors[1],
+        flops=work.flops, rel_error=found[0], rel_error_rows=found[1],
         rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=bounds[0],
         passed=not excess, extrapolated=run.factor != 1,
         reason="; ".join(filter(None, (excess, scaled))),

@@ -1,7 +1,7 @@
 """A built kernel as a torch op: folding, choosing the kernel, gradients, the way back.
 
-The op takes (x, *parameters) and looks the fold up *inside*, where torch.compile does not trace:
-a compiled model sees changed weights. The backward is the reference's own vjp, recomputed.
+The op takes (x, *parameters, *options) and looks the fold up *inside*, where torch.compile does
+not trace: a compiled model sees changed weights. The backward is the reference's own vjp.
 """
 
 from __future__ import annotations
@@ -9,23 +9,32 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch import Tensor
 
 from workbook import build, paths, toolchain
 from workbook.fold import FoldCache
 
-__all__ = ["FusedOp", "built", "column_sum", "explain", "operands", "kernel_library", "missing"]
+__all__ = [
+    "COMPUTES",
+    "Form",
+    "FusedOp",
+    "Kernel",
+    "adjacent",
+    "built",
+    "column_sum",
+    "kernel_library",
+    "missing",
+]
 
 NAMESPACE = "workbook"
-# What a type is computed in where it has no kernel: no library promises how it adds.
-_WIDER = {
+# What a type is computed in where it has no kernel.
+COMPUTES = {
     torch.float64: torch.float64,
-    torch.float32: torch.float64,
+    torch.float32: torch.float32,
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
@@ -68,11 +77,13 @@ def missing(device: str) -> str:
     return noted.text
 
 
-def built(name: str, device: str, files: Sequence[str]) -> Callable | None:
+def built(
+    name: str, device: str, files: Sequence[str], flags: Sequence[str] = ()
+) -> Callable | None:
     """The op "run" of kernels/<name>/ with these files; None, and a warning, without a compiler."""
     with _Noted(build.CompilerMissing) as noted:
         sources = [paths.kernels() / name / file for file in files]
-        return kernel_library(name, device, sources).op("run").default
+        return kernel_library(name, device, sources, flags=flags).op("run").default
     warnings.warn(f"{name} runs as plain torch on {device}: {noted.text}", stacklevel=2)
     return None
 
@@ -101,13 +112,45 @@ def column_sum(weight: Tensor) -> Tensor:
     return total
 
 
-class FusedOp:
-    """torch.ops.workbook.<slug>(x, *parameters) -> y.
+def adjacent(x: Tensor) -> Tensor:
+    """x (B, K) itself where the features of a row are adjacent in memory, else a copy."""
+    return x.contiguous() if x.size(1) > 1 and x.stride(1) != 1 else x
 
-    fold(dtype, *parameters) -> derived weights in that dtype, the work of once.
-    plain(x, *folded) -> y: the algebra in torch; serves dtypes and devices without a kernel.
-    reference(x, *parameters) -> y: differentiable, the original chain.
-    output(x, *parameters) -> an empty y. kernels: device -> the kernel's sources.
+
+@dataclass(frozen=True)
+class Form:
+    """How kernels of one form are called: what the op "run" gets, what torch does around it.
+
+    call(run, x, parameters, folded, options) -> y, on float32 x (B, K) of any stride; it allocates
+    y. flags: the form's macros, for binding and kernel. reads: "before" where it takes the
+    parameters as they are (folded is then empty), "after" where it takes the folded ones.
+    """
+
+    call: Callable[..., object]
+    flags: tuple[str, ...] = ()
+    reads: str = "after"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of kernels/<slug>/: its files, and the form they are called in."""
+
+    form: str
+    files: tuple[str, ...]
+
+
+class FusedOp:
+    """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
+
+    fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
+    derived. plain(x, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
+    without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
+    output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
+    forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
+    computes: dtype of x -> what `plain` computes it in.
+
+    An op may give further outputs beside y (plain, a form's call and output then return tuples):
+    statistics, without gradients.
     """
 
     def __init__(
@@ -115,88 +158,113 @@ class FusedOp:
         slug: str,
         schema: str,
         *,
-        fold: Callable[..., tuple[Tensor, ...]],
-        plain: Callable[..., Tensor],
+        fold: Callable[..., tuple[Tensor, ...]] | None,
+        plain: Callable[..., object],
         reference: Callable[..., Tensor],
-        output: Callable[..., Tensor],
-        kernels: Mapping[str, Sequence[str]],
+        output: Callable[..., object],
+        arguments: Callable[[object], tuple],
+        forms: Mapping[str, Form],
+        kernels: Mapping[str, Kernel],
+        name: str = "",
+        dtype: torch.dtype = torch.float32,
+        computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
-        self.reference, self.output, self.kernels = reference, output, kernels
+        self.reference, self.output, self.arguments = reference, output, arguments
+        self.forms, self.kernels = forms, kernels
+        self.dtype, self.computes = dtype, computes
+        self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
-        _library.define(f"{slug}{schema}", tags=_TAGS)
-        name = f"{NAMESPACE}::{slug}"
-        for key in ("CPU", "CUDA"):
-            _library.impl(slug, self._forward, key)
-        torch.library.register_fake(name, output, lib=_library)
-        torch.library.register_autograd(
-            name, self._backward, setup_context=_save_inputs, lib=_library
-        )
-        self.op = getattr(getattr(torch.ops, NAMESPACE), slug).default
+        self.op = self._registered(name or slug, schema)
         self._with_gradients = self._function().apply
 
-    def __call__(self, x: Tensor, *parameters: Tensor) -> Tensor:
+    def _registered(self, name: str, schema: str) -> Callable:
+        _library.define(f"{name}{schema}", tags=_TAGS)
+        full = f"{NAMESPACE}::{name}"
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, self._forward, key)
+        torch.library.register_fake(full, self.output, lib=_library)
+        torch.library.register_autograd(
+            full, self._backward, setup_context=self._save, lib=_library
+        )
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def __call__(self, x: Tensor, *arguments: object) -> object:
         """The op; in plain eager mode its parts directly, at half of the dispatcher's host time."""
         if _is_watched():
-            return self.op(x, *parameters)
+            return self.op(x, *arguments)
         if torch.is_grad_enabled():
-            for tensor in (*parameters, x):
+            for tensor in (*arguments[: self.parameters], x):
                 if tensor.requires_grad:
-                    return self._with_gradients(x, *parameters)
-        return self._forward(x, *parameters)
+                    return self._with_gradients(x, *arguments)
+        return self._forward(x, *arguments)
+
+    def _save(self, ctx: object, inputs: tuple, output: object) -> None:
+        ctx.save_for_backward(*inputs[: self.parameters + 1])
+        ctx.options = inputs[self.parameters + 1 :]
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(*output[1:])
 
     def _function(self) -> type[torch.autograd.Function]:
-        forward, backward = self._forward, self._backward
+        forward, backward, save = self._forward, self._backward, self._save
 
         class Eager(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: object, *inputs: Tensor) -> Tensor:
-                ctx.save_for_backward(*inputs)
-                return forward(*inputs)
+            def forward(ctx: object, *inputs: object) -> object:
+                output = forward(*inputs)
+                save(ctx, inputs, output)
+                return output
 
             @staticmethod
-            def backward(ctx: object, grad: Tensor) -> tuple:
-                return backward(ctx, grad)
+            def backward(ctx: object, *grads: Tensor) -> tuple:
+                return backward(ctx, *grads)
 
         return Eager
 
-    def folded(self, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def folded(self, dtype: torch.dtype, *arguments: object) -> tuple[Tensor, ...]:
         """The derived weights, fresh."""
-        return self.folds.get(dtype, parameters, lambda: self.fold(dtype, *parameters))
+        if self.fold is None:
+            return ()
+        tensors, options = arguments[: self.parameters], arguments[self.parameters :]
+        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *arguments))
 
-    def run_plain(self, x: Tensor, *parameters: Tensor, dtype: torch.dtype) -> Tensor:
+    def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
-        return self.plain(x.to(dtype), *self.folded(dtype, *parameters)).to(x.dtype)
+        options = arguments[self.parameters :]
+        found = self.plain(x.to(dtype), *self.folded(dtype, *arguments), *options)
+        if isinstance(found, tuple):
+            return tuple(t.to(x.dtype) for t in found)
+        return found.to(x.dtype)
 
-    def run_kernel(self, run: Callable, x: Tensor, *parameters: Tensor) -> Tensor:
-        """A kernel of the problem's binding on float32 x (B, K); folds are in double."""
-        folded = self.folded(torch.float64, *parameters)
-        y = self.output(x, *parameters)
-        if x.stride()[-1] != 1 and x.size(-1) > 1:
-            x = x.contiguous()
-        run(x, *parameters, *folded, y)
-        return y
+    def run_kernel(self, run: Callable, form: Form, x: Tensor, *arguments: object) -> object:
+        """A kernel of the problem's binding on float32 x (B, K)."""
+        folded = () if form.reads == "before" else self.folded(self.dtype, *arguments)
+        split = self.parameters
+        return form.call(run, x, arguments[:split], folded, arguments[split:])
 
     def kernel(self, device: str) -> Callable | None:
         """The best kernel for cpu or cuda, built when first asked for; None without a compiler."""
         if device not in self._runs:
-            self._runs[device] = built(self.slug, device, self.kernels[device])
+            best = self.kernels[device]
+            flags = self.forms[best.form].flags
+            self._runs[device] = built(self.slug, device, best.files, flags)
         return self._runs[device]
 
-    def _forward(self, x: Tensor, *parameters: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, *arguments: object) -> object:
         """The kernel for float32, where there is one; the algebra in torch else."""
         if x.dtype is torch.float32:
-            run = self.kernel("cuda" if x.is_cuda else "cpu")
+            device = "cuda" if x.is_cuda else "cpu"
+            run = self.kernel(device)
             if run is not None:
-                return self.run_kernel(run, x, *parameters)
-        return self.run_plain(x, *parameters, dtype=_WIDER[x.dtype])
+                return self.run_kernel(run, self.forms[self.kernels[device].form], x, *arguments)
+        return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])
 
-    def _backward(self, ctx: object, grad: Tensor) -> tuple:
+    def _backward(self, ctx: object, grad: Tensor, *_: Tensor) -> tuple:
         """The vjp of the reference; differentiable again under create_graph."""
         twice = torch.is_grad_enabled()
-        needed = ctx.needs_input_grad
         tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[: len(tensors)]
         if not twice:
             tensors = tuple(
                 t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
@@ -205,10 +273,11 @@ class FusedOp:
             if twice:  # tensors of their own: one may depend on another, or be it
                 tensors = tuple(t.view_as(t) for t in tensors)
             with torch.autocast(grad.device.type, enabled=False):  # as the forward ran
-                y = self.reference(*tensors)
+                y = self.reference(*tensors, *ctx.options)
             wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
             grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=twice))
-        return tuple(next(grads) if n else None for n in needed)
+        found = (next(grads) if n else None for n in needed)
+        return (*found, *(None for _ in ctx.options))
 
 
 class _Noted:
@@ -225,10 +294,6 @@ class _Noted:
         return isinstance(error, self.kind)
 
 
-def _save_inputs(ctx: object, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _is_watched() -> bool:
     """True where something looks at each op: a compiler, an exporter, a tracer, a torch mode."""
     return (
@@ -237,81 +302,3 @@ def _is_watched() -> bool:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
     )
-
-
-def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
-    """(x, weight, bias) where the op stands for the chain; None: the reference's forward runs.
-
-    Normal: a plain nn.Linear with a bias, its own hooks empty, x a strided 2-D tensor of a real
-    floating type, all of one dtype and device, no autocast, no functorch transform, no dual.
-    """
-    if type(linear) is not nn.Linear or not isinstance(x, Tensor) or x.dim() != 2:
-        return None
-    held = linear._parameters  # the attributes themselves take nn.Module's long way
-    weight, bias = held.get("weight"), held.get("bias")
-    if weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype:
-        return None
-    device, shape = x.device, weight.shape
-    normal = (
-        x.dtype in _WIDER
-        and device.type in ("cpu", "cuda")
-        and device == weight.device == bias.device
-        and len(shape) == 2
-        and x.size(1) == shape[1]
-        and bias.dim() == 1
-        and bias.size(0) == shape[0]
-        and x.layout is weight.layout is torch.strided
-        and not _has_hooks(linear)
-        and not torch.is_autocast_enabled(device.type)
-        and not torch._C._are_functorch_transforms_active()
-        and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
-    )
-    return (x, weight, bias) if normal else None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__  # somebody put another one on the object itself
-        or _has_any_global_hook()
-    )
-
-
-_PLAIN = frozenset((Tensor, nn.Parameter))
-
-
-def _is_eager(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """No forward-mode level, no tensor subclass with its own dispatch."""
-    return (
-        forward_ad._current_level < 0
-        and type(x) in _PLAIN
-        and type(weight) in _PLAIN
-        and type(bias) in _PLAIN
-    )
-
-
-def explain(x: object, linear: nn.Module) -> None:
-    """Raise what torch would raise on such an x, in words that name the argument.
-
-    Silent where the reference may still accept x: it then decides.
-    """
-    if type(linear) is not nn.Linear or type(x) is not Tensor or x.dim() == 0:
-        return
-    weight = linear.weight
-    name = "weight (out_features, in_features)"
-    if x.size(-1) != weight.size(-1):
-        raise RuntimeError(
-            f"x: got shape {tuple(x.shape)}, wants (batch, in_features={weight.size(-1)}): the "
-            f"last dimension must match {name} = {tuple(weight.shape)}"
-        )
-    if x.device != weight.device:
-        raise RuntimeError(
-            f"x: got device {x.device}, wants {weight.device}, where weight is: move one with .to()"
-        )
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise RuntimeError(
-            f"x: got dtype {x.dtype}, wants {weight.dtype}, the weight's: convert one with .to()"
-        )

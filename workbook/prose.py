@@ -15,7 +15,7 @@ from workbook import build, chains, journal, limits, ops, paths, plot, stats, st
 from workbook.journal import Record, Records
 from workbook.results import BenchResult, key_of, records
 from workbook.spec import Problem, Variant
-from workbook.variants import kernels_digest, parameters_of
+from workbook.variants import kernels_digest
 
 __all__ = [
     "Text",
@@ -63,7 +63,7 @@ def show(what: Variant | type) -> Text:
     return Text(f"{idea}```{language}\n{text.rstrip()}\n```")
 
 
-def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 31)) -> Text:
+def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 67)) -> Text:
     """Each step's formula and reason, run in float64 against the first on a small odd size.
 
     Says the relative difference of each. AssertionError where a step that is said to hold does
@@ -73,11 +73,11 @@ def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 3
     x = torch.randn(batch, features[0], generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        parameters = parameters_of(p.Model(*features).double())
-        first = p.steps[0].compute(x, *parameters)
+        arguments = p.arguments(p.Model(*features, *p.init_args()[2:]).double())
+        first = p.steps[0].compute(x, *arguments)
         parts = []
         for number, step in enumerate(p.steps):
-            apart = ((step.compute(x, *parameters) - first).norm() / first.norm()).item()
+            apart = ((step.compute(x, *arguments) - first).norm() / first.norm()).item()
             if step.holds != (apart < AGREES):
                 claim = "hold" if step.holds else "be wrong"
                 raise AssertionError(
@@ -99,12 +99,14 @@ def resources(p: Problem, arch: str = "90") -> Text:
     if lacking:
         return Text(f"The CUDA rungs are not compiled here: {lacking}")
     include = [paths.kernels() / p.slug, paths.kernels() / "common"]
-    rows = [
-        f"| {v.key} | `{k.name.split('(')[0].removeprefix('void ')}` "
-        f"| {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
-        for v in rungs
-        for k in build.cubin(v.source, arch=arch, include=include, flags=["-DWB_CUDA"]).kernels
-    ]
+    rows = []
+    for v in rungs:
+        flags = ["-DWB_CUDA", *v.flags]
+        rows += [
+            f"| {v.key} | `{k.name.split('(')[0].removeprefix('void ')}` "
+            f"| {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
+            for k in build.cubin(v.source, arch=arch, include=include, flags=flags).kernels
+        ]
     head = "| rung | kernel | registers a thread | bytes spilled | bytes shared |"
     return Text("\n".join([head, "|---|---|---|---|---|", *rows]))
 

@@ -106,10 +106,14 @@ def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:
 
 
 def _rate(record: Record, ms: float) -> str:
-    """Bytes that must move over the time, and as a part of the read bandwidth measured there."""
+    """Bytes that must move over the time, and as a part of the read bandwidth measured there.
+
+    Of the run's own ceiling; a record from before it was kept is held against the newest one.
+    """
     rate = record.bytes_moved / ms / 1e6
-    reach = ceilings_of(record.card)
-    return f"{rate:.0f} ({100 * rate / reach.read_gbs:.0f} %)" if reach else f"{rate:.0f}"
+    reach, own = ceilings_of(record.card), record.how.get("read_gbs")
+    best = own or (reach.read_gbs if reach else None)
+    return f"{rate:.0f} ({100 * rate / best:.0f} %)" if best else f"{rate:.0f}"
 
 
 def line(record: Record) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbook.limits import Ceilings, Work
 
-__all__ = ["Problem", "Size", "Step", "Variant"]
+__all__ = ["EDGES", "Problem", "Size", "Step", "Variant"]
 
 # A model, given once, becomes a function of its input: derived weights may be kept in between.
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
@@ -29,9 +29,16 @@ class Size:
     batch: int
 
 
+# Sizes that break kernels: one of everything, primes, a batch above 1024 threads, none at all; rows
+# longer than a warp's share, a block's, and just beyond each, by 16 bytes and by one float.
+EDGES = (Size("one", (1, 1), 1), Size("odd", (97, 31), 7), Size("tall", (67, 33), 1031),
+         Size("none", (5, 3), 0), Size("long", (2052, 3), 5), Size("long odd", (2053, 3), 5),
+         Size("longest", (9004, 3), 3))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Step:
-    """One step of a derivation, runnable: `compute(x, *parameters)` in the dtype of its input.
+    """One step of a derivation, runnable: `compute(x, *arguments)` in the dtype of its input.
 
     formula: LaTeX, without dollar signs. `holds` is False for a tempting step that is wrong.
     """
@@ -53,7 +60,8 @@ class Variant:
     folds: derived weights are kept between calls. reads: the key of the problem's work: "before"
     or "after" the algebra, or "fold", after it and the weights. sample: rows to run where the whole
     batch would take too long.
-    predict: the time, from the shape and the ceilings.
+    predict: the time, from the shape and the ceilings. flags: macros its source is compiled with.
+    modes: of the model, that it computes.
     """
 
     name: str
@@ -69,6 +77,8 @@ class Variant:
     reads: str = "after"
     sample: int | None = None
     predict: Predict | None = None
+    flags: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ("eval", "train")
 
     @property
     def is_control(self) -> bool:
@@ -88,13 +98,17 @@ class Variant:
 class Problem:
     """A fusion problem: reference, drop-in, sizes, derivation, variants.
 
-    work: the operations and bytes at (B, K, N), "before" and "after" the algebra.
+    dims: names of the hyper-parameters after in_features and out_features that `work` takes.
+    work: the operations and bytes at (B, K, N, *dims), "before" and "after" the algebra, of "fold".
+    arguments: what the op takes of a model beside x, now: (*parameters, *options).
     omissions: `f(model, x)` in float64 with one step of the chain left out; `check` refuses to
     accept the problem if its rule would accept one of them.
     fold: the derived weights of a model, made anew.
     bare: (model, x) -> our kernel alone, on a fold and an output that are there.
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
-    rung_of_text: (source, device) -> a variant built from the text of a kernel.
+    rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
+    modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
+    states: states of weights for `check`, beside those that every problem has.
     """
 
     slug: str
@@ -104,13 +118,18 @@ class Problem:
     ModelNew: type[nn.Module]
     sizes: Mapping[str, Size]
     steps: tuple[Step, ...]
-    work: Mapping[str, Callable[[int, int, int], Work]]
+    work: Mapping[str, Callable[..., Work]]
     variants: tuple[Variant, ...]
     omissions: Mapping[str, Callable[[nn.Module, Tensor], Tensor]]
+    arguments: Callable[[nn.Module], tuple]
     fold: Callable[[nn.Module], tuple[Tensor, ...]]
     yardsticks: Mapping[str, Callable[..., Tensor]]
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
-    rung_of_text: Callable[[str, str], Variant]
+    rung_of_text: Callable[[str, str, str], Variant]
+    dims: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ("eval",)
+    edges: tuple[Size, ...] = EDGES
+    states: Mapping[str, Callable[[nn.Module, torch.Generator], None]] = field(default_factory=dict)
 
     def size(self, name: str | Size) -> Size:
         """The size of that name. Raises KeyError naming the sizes there are."""
@@ -125,9 +144,10 @@ class Problem:
         return self.size(size).init
 
     def shape(self, size: str | Size = "laptop") -> dict[str, int]:
-        """B batch, K in_features, N out_features."""
+        """B batch, K in_features, N out_features, and the problem's own dims."""
         chosen = self.size(size)
-        return {"B": chosen.batch, "K": chosen.init[0], "N": chosen.init[1]}
+        names = ("K", "N", *self.dims)
+        return {"B": chosen.batch, **dict(zip(names, chosen.init, strict=False))}
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"
@@ -147,12 +167,24 @@ class Problem:
         return [torch.rand(shape["B"], shape["K"])]
 
     def model(
-        self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"
+        self,
+        size: str | Size = "laptop",
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        mode: str = "eval",
     ) -> nn.Module:
-        """The reference in eval mode, its parameters drawn on the CPU after `seed`."""
+        """The reference in eval or train mode, its parameters drawn on the CPU after `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.Model(*self.init_args(size)).eval().to(device)
+            model = self.Model(*self.init_args(size))
+        return model.train(self.mode(mode) == "train").to(device)
+
+    def mode(self, name: str) -> str:
+        """The name. Raises KeyError naming the modes there are."""
+        if name not in self.modes:
+            raise KeyError(f"mode: got {name!r}; {self.slug} has {', '.join(self.modes)}")
+        return name
 
     def drop_in(self, model: nn.Module) -> nn.Module:
         """ModelNew around the very submodules of `model`: their parameters stay shared."""

@@ -40,17 +40,20 @@ def try_kernel(
     device: str | None = None,
     size: str | Size | None = None,
     against: Sequence[str] | None = None,
+    form: str = "",
     budget_s: float = 8.0,
 ) -> Trial:
     """Build a kernel of the problem's ladder from its text, check it, time it beside `against`.
 
     source: what a file of kernels/<slug>/ holds, or the file: it defines `launch`, in C++ for a
-    CPU, in CUDA for a GPU. against: keys; eager, the algebra and our last rung if not given.
+    CPU, in CUDA for a GPU. form: how it is called, such as "chain" where it takes the weights as
+    they are; as our best kernel if not given. against: keys; eager, the algebra and our last rung
+    if not given.
     Raises BuildError with the compiler's words; a wrong result is no error, `.check` says so.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
-    variant = p.rung_of_text(text, device)
+    variant = p.rung_of_text(text, device, form)
     rungs = [v.key for v in p.variants if v.is_rung and device in v.devices]
     against = ("eager", "algebra", rungs[-1]) if against is None else against
     variant.make(p.model(size or "laptop", device=device))  # a failed build is raised, not judged

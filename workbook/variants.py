@@ -17,17 +17,10 @@ __all__ = [
     "bare",
     "kernels_digest",
     "library_of",
-    "parameters_of",
     "rung",
     "rung_of_text",
     "standard",
 ]
-
-
-def parameters_of(model: nn.Module) -> tuple[Tensor, ...]:
-    """The parameters of a chain's Linear, as they are now: (weight, bias)."""
-    linear = next(m for m in model.modules() if isinstance(m, nn.Linear))
-    return linear.weight, linear.bias
 
 
 def _eager(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -40,11 +33,20 @@ def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return torch.compile(model, fullgraph=True, mode="max-autotune" if on_gpu else None)
 
 
-def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tuple[Variant, ...]:
-    """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU."""
+def _algebra(op: ops.FusedOp) -> Make:
+    def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: op.run_plain(x, *op.arguments(model), dtype=x.dtype)
 
-    def algebra(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        return lambda x: op.run_plain(x, *parameters_of(model), dtype=x.dtype)
+    return make
+
+
+def standard(
+    op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module], *, algebra: Make | None = None
+) -> tuple[Variant, ...]:
+    """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU.
+
+    algebra: where it is more than the op's `plain`, such as an op for each mode.
+    """
 
     def folding(model: nn.Module) -> Callable[[Tensor], Tensor]:
         new = drop_in(copy.deepcopy(model))  # weights of its own: folds of others stay
@@ -56,11 +58,14 @@ def standard(op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module]) -> tupl
         return run
 
     folder = paths.kernels() / op.slug
-    files = tuple(folder / name for names in op.kernels.values() for name in names)
+    files = tuple(folder / name for kernel in op.kernels.values() for name in kernel.files)
     said = {
         "eager": ("the reference, as it is written", _eager),
         "compile": ("torch.compile of the reference, fullgraph", _compiled),
-        "algebra": ("the same algebra in plain torch, weights folded once", algebra),
+        "algebra": (
+            "the same algebra in plain torch, weights folded once",
+            algebra or _algebra(op),
+        ),
     }
     baselines = [
         Variant(name, "torch", idea, make, reads="after" if name == "algebra" else "before")
@@ -91,24 +96,28 @@ def rung(
     file: Path,
     idea: str,
     *,
-    reads: str = "after",
+    form: str = "",
     sample: int | None = None,
     predict: Predict | None = None,
     wrong: str = "",
+    modes: tuple[str, ...] = ("eval", "train"),
 ) -> Variant:
-    """A kernel of the ladder from its file: .cu on a GPU, .cpp on a CPU."""
+    """A kernel of the ladder from its file, .cu on a GPU, .cpp on a CPU; form: as the best one."""
     device = "cuda" if file.suffix == ".cu" else "cpu"
+    called = op.forms[form or op.kernels[device].form]
     return Variant(
         file.stem,
         "portable" if device == "cuda" else "cpu",
         idea,
-        _make(op, device, [file], reads),
+        _make(op, device, [file], called),
         (device,),
         source=file,
         files=(file,),
         wrong=wrong,
-        folds=reads == "after",
-        reads=reads,
+        flags=called.flags,
+        folds=called.reads == "after" and op.fold is not None,
+        reads=called.reads,
+        modes=modes,
         sample=sample,
         predict=predict,
     )
@@ -117,22 +126,24 @@ def rung(
 def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Library:
     """The built library of a rung or of a control that has a source."""
     return ops.kernel_library(
-        slug, variant.devices[0], [variant.source], flags=_flags(variant.reads), verbose=verbose
+        slug, variant.devices[0], [variant.source], flags=variant.flags, verbose=verbose
     )
 
 
 def bare(op: ops.FusedOp, model: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Our kernel alone: the fold and the output are there before, no module is around it.
+    """Our kernel alone: the fold is there before, no module is around it.
 
     Raises RuntimeError where it can not be built.
     """
-    run = op.kernel(x.device.type)
+    device = x.device.type
+    run, form = op.kernel(device), op.forms[op.kernels[device].form]
     if run is None:
-        raise RuntimeError(f"{op.slug}: no kernel on {x.device.type}: {ops.missing(x.device.type)}")
+        raise RuntimeError(f"{op.slug}: no kernel on {device}: {ops.missing(device)}")
     with torch.no_grad():
-        parameters = parameters_of(model)
-        given = (x, *parameters, *op.folded(torch.float64, *parameters), op.output(x, *parameters))
-    return lambda: run(*given)
+        given = op.arguments(model)
+        folded = op.folded(op.dtype, *given)
+    parameters, options = given[: op.parameters], given[op.parameters :]
+    return lambda: form.call(run, x, parameters, folded, options)
 
 
 def kernels_digest(slug: str, variant: Variant, device: str) -> str:
@@ -150,28 +161,30 @@ def kernels_digest(slug: str, variant: Variant, device: str) -> str:
     return recipe.digest([recipe.texts(taken), recipe.headers(taken, folders, ())])[:16]
 
 
-def _flags(reads: str) -> list[str]:
-    """A rung that does not fold reads weight and bias through plain pointers."""
-    return ["-DWB_READS_WEIGHT"] if reads == "before" else []
+def rung_of_text(op: ops.FusedOp, source: str, device: str, form: str = "") -> Variant:
+    """A rung from the text of a kernel: what `wb.try_kernel` builds. form: as the best one.
 
-
-def rung_of_text(op: ops.FusedOp, source: str, device: str) -> Variant:
-    """A rung from the text of a kernel: what `wb.try_kernel` builds."""
+    Raises KeyError naming the forms there are.
+    """
+    form = form or op.kernels[device].form
+    if form not in op.forms:
+        raise KeyError(f"form: got {form!r}; {op.slug} has {', '.join(op.forms)}")
     name = "tried.cu" if device == "cuda" else "tried.cpp"
-    make = _make(op, device, {name: source}, "before")
+    make = _make(op, device, {name: source}, op.forms[form])
     implementation = "portable" if device == "cuda" else "cpu"
     return Variant("tried", implementation, "a kernel from a string", make, (device,))
 
 
 def _make(
-    op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], reads: str
+    op: ops.FusedOp, device: str, sources: list[Path] | Mapping[str, str], form: ops.Form
 ) -> Make:
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        run = ops.kernel_library(op.slug, device, sources, flags=_flags(reads)).op("run").default
+        library = ops.kernel_library(op.slug, device, sources, flags=form.flags)
+        run = library.op("run").default
 
         def call(x: Tensor) -> Tensor:
             with torch.no_grad():
-                return op.run_kernel(run, x, *parameters_of(model))
+                return op.run_kernel(run, form, x, *op.arguments(model))
 
         return call
 

@@ -30,14 +30,6 @@ void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s) {
 #endif
 }
 
-STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) {
-  m.def("run(Tensor W, Tensor(a!) partial, Tensor(b!) s) -> ()");
-}
-
-#ifdef WB_CUDA
-STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, CUDA, m) { m.impl("run", TORCH_BOX(&run)); }
-#else
-STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, CPU, m) { m.impl("run", TORCH_BOX(&run)); }
-#endif
+WB_REGISTER("run(Tensor W, Tensor(a!) partial, Tensor(b!) s) -> ()", run)
 
 }  // namespace

@@ -3,20 +3,19 @@
 // Device code (.cu) includes no torch header: its launcher takes plain pointers and a stream and
 // returns cudaError_t. One binding serves both builds; the build defines WB_CUDA for a CUDA one:
 //
-//     STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def("twice(Tensor x) -> Tensor"); }
-//     STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, CPU, m) { m.impl("twice", TORCH_BOX(&twice_cpu)); }
-//     #ifdef WB_CUDA
-//     cudaError_t launch_twice(const float* x, float* y, int64_t n, cudaStream_t stream);
-//     Tensor twice_cuda(const Tensor& x) {
+//     void run(const wb::Tensor& x, wb::Tensor& y) {
 //       wb::expect(x, "x", wb::Float, {wb::any});
-//       wb::OnDevice on(x);                      // device guard and torch's current stream
-//       Tensor y = torch::stable::empty_like(x);
-//       wb::check(launch_twice(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.numel(),
-//                              on.stream), "twice");
-//       return y;
-//     }
-//     STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, CUDA, m) { m.impl("twice", TORCH_BOX(&twice_cuda)); }
+//       wb::expect(y, "y", wb::Float, {x.size(0)});
+//       wb::expect_same_device(x, "x", y, "y");
+//     #ifdef WB_CUDA
+//       const wb::OnDevice on(x);                // device guard and torch's current stream
+//       wb::check(launch(x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), x.size(0),
+//                        on.stream), "twice");
+//     #else
+//       wb::parallel_for(0, x.size(0), 1024, [&](int64_t begin, int64_t end) { … });
 //     #endif
+//     }
+//     WB_REGISTER("run(Tensor x, Tensor(a!) y) -> ()", run)
 #pragma once
 
 #if defined(WB_CUDA) && !defined(USE_CUDA)
@@ -46,6 +45,16 @@
       ::wb::fail(__VA_ARGS__);   \
     }                            \
   } while (0)
+
+// Registers the op of a binding under the build's own namespace and for its device.
+#ifdef WB_CUDA
+#define WB_DEVICE CUDA
+#else
+#define WB_DEVICE CPU
+#endif
+#define WB_REGISTER(schema, function)                               \
+  STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def(schema); } \
+  STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl("run", TORCH_BOX(&function)); }
 
 namespace wb {
 
@@ -122,6 +131,21 @@ inline void expect_same_device(const Tensor& a, const char* a_name, const Tensor
                                const char* b_name) {
   WB_CHECK(a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index(), b_name,
            " is on another device than ", a_name, "; move both to one");
+}
+
+// A float32 matrix (rows, columns) whose rows may lie at any stride, columns adjacent.
+inline void expect_rows(const Tensor& t, const char* name) {
+  WB_CHECK(t.dim() == 2 && t.scalar_type() == Float, name, ": got ", dtype_name(t.scalar_type()),
+           " with ", t.dim(), " dimensions; wants a float32 matrix");
+  WB_CHECK(t.stride(1) == 1 || t.size(1) <= 1 || t.size(0) == 0, name, ": got columns ",
+           t.stride(1), " elements apart; wants them adjacent: call .contiguous()");
+}
+
+// Folded weights that a kernel reads by 16 bytes.
+inline void expect_aligned(const Tensor& t, const char* name) {
+  WB_CHECK(
+      reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0, name,
+      ": got memory that does not start at 16 bytes; wants a tensor of its own: call .clone()");
 }
 
 #ifdef WB_CUDA

@@ -8,13 +8,17 @@
 #include <cstdint>
 
 struct SumChain {
-  const float* x;       // (B, K), rows x_stride elements apart, features adjacent
-  const float* W;       // (N, K) contiguous: read only by the rungs that do not fold
-  const float* b;       // (N)
-  const double* w_sum;  // (K) the folded weights, in double: no fold can cancel or overflow
+  const float* x;  // (B, K), rows x_stride elements apart, features adjacent
+#ifdef WB_CHAIN    // the chain as written
+  const float* W;  // (N, K) contiguous
+  const float* b;  // (N)
+  int64_t N;
+#else  // the folded chain
+  const double* w_sum;  // (K) in double: no fold can cancel or overflow
   const double* b_sum;  // (1)
-  float* y;             // (B)
-  int64_t B, K, N;
+#endif
+  float* y;  // (B)
+  int64_t B, K;
   int64_t x_stride;  // elements from a row of x to the next
 };
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from workbook import ops, paths, variants
+from workbook import normal, ops, paths, variants
 from workbook.limits import Work, gemm_work
 from workbook.spec import Problem, Size, Step, Variant
 
@@ -48,10 +48,10 @@ class ModelNew(Model):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        operands = ops.operands(x, self._modules["linear"])
+        operands = normal.operands(x, self._modules["linear"])
         if operands is not None:
             return OP(*operands)
-        ops.explain(x, self.linear)
+        normal.explain(x, self.linear)
         return super().forward(x)
 
 
@@ -78,6 +78,26 @@ def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty((x.size(0), 1))
 
 
+def _run_chain(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    y = x.new_empty((x.size(0), 1))
+    run(ops.adjacent(x), *(p.contiguous() for p in parameters), y)
+    return y
+
+
+def _run_folded(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    y = x.new_empty((x.size(0), 1))
+    run(ops.adjacent(x), *folded, y)
+    return y
+
+
+def _arguments(model: nn.Module) -> tuple[Tensor, Tensor]:
+    return model.linear.weight, model.linear.bias
+
+
 OP = ops.FusedOp(
     SLUG,
     "(Tensor x, Tensor weight, Tensor bias) -> Tensor",
@@ -85,7 +105,17 @@ OP = ops.FusedOp(
     plain=plain,
     reference=reference,
     output=_output,
-    kernels={"cpu": ["cpu.cpp"], "cuda": ["05_whole_row_in_flight.cu"]},
+    arguments=_arguments,
+    forms={
+        "chain": ops.Form(_run_chain, ("-DWB_CHAIN",), reads="before"),
+        "folded": ops.Form(_run_folded),
+    },
+    kernels={
+        "cpu": ops.Kernel("folded", ("cpu.cpp",)),
+        "cuda": ops.Kernel("folded", ("05_whole_row_in_flight.cu",)),
+    },
+    dtype=torch.float64,  # K numbers can afford it
+    computes={**ops.COMPUTES, torch.float32: torch.float64},
 )
 
 
@@ -158,14 +188,14 @@ def _drop_in(model: nn.Module) -> nn.Module:
 
 def _literal_log_exp(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
-        y = OP.run_plain(x, *variants.parameters_of(model), dtype=torch.float64)
+        y = OP.run_plain(x, *_arguments(model), dtype=torch.float64)
         return torch.log(torch.exp(torch.log(torch.exp(y))))
 
     return run
 
 
 def _fold_in_init(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    folded = fold(torch.float32, *variants.parameters_of(model))
+    folded = fold(torch.float32, *_arguments(model))
     return lambda x: plain(x, *folded)
 
 
@@ -229,7 +259,7 @@ def _ladder() -> tuple[Variant, ...]:
             OP,
             folder / "cpu_01_row_at_a_time.cpp",
             "the chain as written: all N outputs of a row, then their sum",
-            reads="before",
+            form="chain",
             sample=16,
             predict=_chain_of_adds(lambda K, N: K * N),
         ),
@@ -249,7 +279,7 @@ def _ladder() -> tuple[Variant, ...]:
             OP,
             folder / "01_row_in_shared.cu",
             "the chain as written: the whole output row in shared memory, block per sample",
-            reads="before",
+            form="chain",
             # a load of a warp touches 32 cache lines, one a cycle
             predict=lambda s, c: s["B"] * s["K"] * s["N"] / (SMS * SM_HZ) * 1e3,
         ),
@@ -307,11 +337,12 @@ problem = Problem(
         ).sum(1, keepdim=True),
         "last feature left out": lambda m, x: _double_rows(m, x)[:, :-1].sum(1, keepdim=True),
     },
-    fold=lambda model: fold(torch.float64, *variants.parameters_of(model)),
+    arguments=_arguments,
+    fold=lambda model: fold(torch.float64, *_arguments(model)),
     yardsticks={
         "torch.sum(x)": lambda x, w_sum, b_sum: x.sum(),
         "torch.mv(x, w)": lambda x, w_sum, b_sum: torch.mv(x, w_sum),
     },
     bare=lambda model, x: variants.bare(OP, model, x),
-    rung_of_text=lambda source, device: variants.rung_of_text(OP, source, device),
+    rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
 )
