@@ -15,8 +15,8 @@
 
 constexpr float kVertex = -0.75179152f;
 
-// erfc keeps the digits that 1 + erf loses far below 0. Of -inf it is NaN, as torch's.
-WB_BOTH double gelu(double u) { return 0.5 * u * erfc(u * -0.70710678118654752440); }
+// As torch computes it, also where 1 + erf has no digits left (below -8.3 in double); NaN of -inf.
+WB_BOTH double gelu(double u) { return 0.5 * u * (1.0 + erf(u * 0.70710678118654752440)); }
 
 // The larger, or the smaller, of two; NaN if one is, which fmaxf would drop. T: a number, or a
 // vector of them.
