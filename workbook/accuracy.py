@@ -113,9 +113,10 @@ def check(
 
     Each case: the candidate is made and called once; then the weights change in place; then the
     output is judged, from memory poisoned with NaN. Shape, dtype, device, an untouched input and
-    bit-identical repeats are part of it, and in train mode the buffers. Where the reference raises,
-    so must the candidate. states: all, the problem's own too, if not given; modes: those of the
-    problem that the variant computes. stop: at the first failure.
+    bit-identical repeats are part of it, in train mode the buffers, and that the model's state_dict
+    fits a candidate that is a module. Where the reference raises, so must the candidate. states:
+    all, the problem's own too, if not given; modes: those of the problem that the variant computes.
+    stop: at the first failure.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = p.variant(variant, device) if isinstance(variant, str) else variant
@@ -190,7 +191,8 @@ def _judged(
     own = errors_of(eager, true)
     ours = errors_of(y, true) if isinstance(y, Tensor) else (float("inf"), float("inf"))
     limits = limits_of(own, route)
-    reason = _fault(y, again, eager, x, seen.x) or excess(ours, own, limits)
+    reason = misfit(candidate, seen.model) or _fault(y, again, eager, x, seen.x)
+    reason = reason or excess(ours, own, limits)
     reason = reason or seen.fault_of_buffers(FACTOR[route])
     if family == scores.family and shape["N"] > 1:
         scores.add(seen.model, x, true, limits)
@@ -199,6 +201,22 @@ def _judged(
         rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=limits[0],
         how={"limit_rows": limits[1]}, **found,
     )  # fmt: skip
+
+
+def misfit(candidate: object, model: nn.Module) -> str:
+    """Why the model's state_dict does not load into a candidate that is a module; else empty."""
+    candidate = getattr(candidate, "_orig_mod", candidate)  # of torch.compile
+    if not isinstance(candidate, nn.Module):
+        return ""
+    got, wants = (
+        {name: tuple(t.shape) for name, t in m.state_dict().items()} for m in (candidate, model)
+    )
+    for name in {**wants, **got}:
+        if name not in got or name not in wants:
+            return f"state_dict: {name} is {'missing' if name in wants else 'one too many'}"
+        if got[name] != wants[name]:
+            return f"state_dict: {name} has shape {got[name]}, wants {wants[name]}"
+    return ""
 
 
 def _raised(run: Callable[[], object]) -> Exception | None:

@@ -14,10 +14,14 @@ __all__ = ["computed", "fold_in_init", "fold_over_weight", "renamed_layer"]
 
 
 def computed(op: FusedOp, name: str, idea: str, f: Callable[..., Tensor], wrong: str) -> Variant:
-    """A control that computes f(x, *arguments) in plain torch."""
+    """A control that computes f(x, *arguments) in float64, so that nothing but f is wrong."""
 
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
-        return lambda x: f(x, *op.arguments(model))
+        def call(x: Tensor) -> Tensor:
+            given = [a.double() if isinstance(a, Tensor) else a for a in op.arguments(model)]
+            return f(x.double(), *given).to(x.dtype)
+
+        return call
 
     return Variant(name, "torch", idea, make, wrong=wrong)
 
@@ -71,7 +75,7 @@ def renamed_layer(op: FusedOp, layer: str, name: str = "fc") -> Variant:
             self.arguments = lambda: op.arguments(model)
 
         def forward(self, x: Tensor) -> Tensor:
-            return op.run_plain(x, *self.arguments(), dtype=x.dtype)
+            return op.run_plain(x, *self.arguments(), dtype=torch.float64)
 
     wrong = f"the state_dict has {name}.weight: one of the model does not load"
     return Variant("wrong_renamed_layer", "torch", f"the layer called {name}", Renamed, wrong=wrong)

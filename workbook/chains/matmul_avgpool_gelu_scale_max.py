@@ -79,9 +79,12 @@ def fold(
 ) -> tuple[Tensor, Tensor]:
     """(w (M, K), b (M,)): means of `pool` neighbouring rows, added in float64; no gradients.
 
-    A pool of 1 has nothing to fold: w is the weight itself.
+    A pool of 1 has nothing to fold: w is the weight itself. Raises RuntimeError, as the pool does,
+    where there is no group.
     """
-    groups = bias.size(0) // pool
+    groups = bias.size(0) // pool if pool > 0 else 0
+    if not groups:
+        raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
     if pool == 1:
         return weight.detach().to(dtype).contiguous(), bias.detach().to(dtype).contiguous()
     means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
