@@ -31,8 +31,9 @@ def fold_in_init(op: FusedOp) -> Variant:
 
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
         given = op.arguments(model)
-        folded = op.fold(torch.float32, *given)
-        return lambda x: op.plain(x, *folded, *given[op.parameters :])
+        parameters, options = given[: op.parameters], given[op.parameters :]
+        folded = op.fold(torch.float32, *parameters, *options[: op.folds_by])
+        return lambda x: op.plain(x, *folded, *options)
 
     wrong = "stale after load_state_dict, a step, any edit of the weights"
     return Variant(
@@ -55,7 +56,8 @@ def fold_over_weight(op: FusedOp, layer: str) -> Variant:
         def forward(self, x: Tensor) -> Tensor:
             own = getattr(self, layer)
             if not self.folded:
-                w, b = op.fold(torch.float32, own.weight, own.bias, *self.options)
+                depends_on = self.options[: op.folds_by]
+                w, b = op.fold(torch.float32, own.weight, own.bias, *depends_on)
                 own.weight, own.bias = nn.Parameter(w), nn.Parameter(b)
                 self.folded = True
             return op.plain(x, own.weight, own.bias, *self.options)

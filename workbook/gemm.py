@@ -57,14 +57,15 @@ def parts(x: Tensor, weight: Tensor, count: int) -> Tensor:
     return found
 
 
-def cut(columns: int, outputs: int, averaged: int) -> tuple[int, int]:
-    """(rows at a time, parts of the sum over k) for `parts` on a GPU.
+def cut(rows: int, columns: int, outputs: int, averaged: int) -> tuple[int, int]:
+    """(rows at a time, parts of the sum over k) for `parts` on a GPU; averaged: what weight is.
 
     The mean of n sums carries sqrt(n) times less rounding than one sum, for each rounds in its own
     way. One sum in that many parts is as good, in more parts better: as many as stay in L2.
     """
     least, most = math.isqrt(averaged - 1) + 1, max(1, math.isqrt(columns) // 4)
-    rows = min(1024, max(128, PARTS_BYTES // (4 * outputs * least) // 128 * 128))
-    wanted = min(most, max(least, PARTS_BYTES // (4 * outputs * rows)))
+    block = max(128, min(1024, PARTS_BYTES // (4 * outputs * least) // 128 * 128))
+    room = PARTS_BYTES // (4 * outputs * max(1, min(block, rows)))
+    wanted = min(most, max(least, room))
     even = [c for c in range(wanted, wanted // 2, -1) if columns % (4 * c) == 0]
-    return rows, even[0] if even else wanted
+    return block, even[0] if even else wanted

@@ -175,6 +175,7 @@ class FusedOp:
     without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
+    folds_by: the fold depends on so many options, from the first, and is given no others.
     computes: dtype of x -> what `plain` computes it in.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
@@ -195,12 +196,13 @@ class FusedOp:
         kernels: Mapping[str, Kernel],
         name: str = "",
         dtype: torch.dtype = torch.float32,
+        folds_by: int | None = None,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.dtype, self.computes = dtype, computes
+        self.dtype, self.folds_by, self.computes = dtype, folds_by, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -255,8 +257,11 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        tensors, options = arguments[: self.parameters], arguments[self.parameters :]
-        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *arguments))
+        split = self.parameters
+        tensors, options = arguments[:split], arguments[split:][: self.folds_by]
+        return self.folds.get(
+            (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
+        )
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
