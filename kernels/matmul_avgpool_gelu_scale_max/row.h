@@ -1,0 +1,37 @@
+// What a CPU does with one row: find the two u that can win, and a dot product in double.
+#pragma once
+#include "gelu.h"
+#include "simd.h"
+
+typedef float floats __attribute__((vector_size(kVectorBytes)));
+typedef float unaligned_floats __attribute__((vector_size(kVectorBytes), aligned(4)));
+constexpr int kFloats = kVectorBytes / sizeof(float), kSums = 4;
+
+inline Ends<float> ends_of_row(const float* u, int64_t count, bool dips) {
+  Ends<floats> lanes = no_ends<floats>(dips);
+  const int64_t whole = count - count % kFloats;
+  for (int64_t m = 0; m < whole; m += kFloats) {
+    const floats v = *reinterpret_cast<const unaligned_floats*>(u + m);
+    lanes = joined(lanes, ends_of(v, dips), dips);
+  }
+  Ends<float> ends = no_ends<float>(dips);
+  for (int l = 0; l < kFloats; ++l) ends = joined(ends, {lanes.left[l], lanes.right[l]}, dips);
+  for (int64_t m = whole; m < count; ++m) ends = joined(ends, ends_of(u[m], dips), dips);
+  return ends;
+}
+
+// sum_k x[k] (w + low)[k], in a fixed order; low may be nullptr.
+inline double dot_in_two(const float* x, const float* w, const float* low, int64_t K) {
+  doubles sum[kSums] = {};
+  const int64_t whole = K - K % (kSums * kDoubles);
+  for (int64_t k = 0; k < whole; k += kSums * kDoubles)
+    for (int s = 0; s < kSums; ++s) {
+      const int64_t at = k + s * kDoubles;
+      const doubles rest = low ? widen(low + at) : doubles{};
+      sum[s] += widen(x + at) * (widen(w + at) + rest);
+    }
+  double total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  for (int64_t k = whole; k < K; ++k)
+    total += x[k] * (static_cast<double>(w[k]) + (low ? low[k] : 0.f));
+  return total;
+}
