@@ -260,7 +260,7 @@ class FusedOp:
         return self._runs[device]
 
     def _forward(self, x: Tensor, *arguments: object) -> object:
-        """The kernel for float32, where there is one; the algebra in torch or the reference else."""
+        """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             device = "cuda" if x.is_cuda else "cpu"
             run = self.kernel(device)
