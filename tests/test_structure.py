@@ -21,9 +21,8 @@ PACKAGE = "workbook"
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
     "toolchain recipe build normal ops variants chains ceilings families errors judge accuracy "
-    "drafts protocols results compare style chart legend plot_errors plot_overview "
-    "plot_break_even plot trial prose verdicts standin runner tidy pages report options "
-    "cli_records cli"
+    "drafts pairs protocols results compare style chart legend plot_errors plot_overview "
+    "plot_break_even plot trial prose verdicts standin runner tidy pages report lines cli_check cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

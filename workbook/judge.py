@@ -25,6 +25,11 @@ class Verdict:
     reason: str
     true: Tensor
 
+    @property
+    def nearness(self) -> float:
+        """The larger of error / limit: above 1 the rule is broken."""
+        return max(error / limit for error, limit in zip(self.ours, self.limits, strict=True))
+
     def fields(self) -> dict[str, float]:
         """Its numbers under the names they have in a record."""
         return {
