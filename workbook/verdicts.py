@@ -9,10 +9,11 @@ import torch
 
 from workbook import chains
 from workbook.journal import Record, Records
-from workbook.prose import Text, is_stale
+from workbook.prose import Text
 from workbook.protocols import NOT_RUN, PROTOCOLS, protocol
 from workbook.results import records
 from workbook.spec import Problem, Variant
+from workbook.tables import is_stale
 
 __all__ = ["protocol_table"]
 
