@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sum_chain import PROBLEM
+from sum_chain import DEVICES, PROBLEM
 from torch import Tensor, nn
 
 import workbook as wb
@@ -39,8 +39,8 @@ def places(tmp_path, monkeypatch) -> Path:
 
 def judged(name: str, make: Make, p=PROBLEM, size: Size = SMALL, **options) -> ProtocolResult:
     tried = options.pop("variant", Variant("tried", "torch", "by hand", make, ("cpu",)))
-    options = {"samples": 2, "budget_s": 0.05, **options}
-    return wb.protocol(p, name, variant=tried, device="cpu", size=size, **options)
+    options = {"samples": 2, "budget_s": 0.05, "device": "cpu", **options}
+    return wb.protocol(p, name, variant=tried, size=size, **options)
 
 
 def both(make: Make, **options) -> tuple[ProtocolResult, ProtocolResult]:
@@ -98,8 +98,9 @@ SOFTMAX, NORMED = chain(Softmax), chain(Normed)
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("variant", ["fused", "eager"])
-def test_right_variants_are_accepted(name, variant):
-    result = judged(name, right, variant=variant)
+@pytest.mark.parametrize("device", DEVICES)
+def test_right_variants_are_accepted(name, variant, device):
+    result = judged(name, right, variant=variant, device=device)
     assert result.ok and result.reason == "" and result.require() is result
     assert result.rule == result.moved == "" and not result.is_let_through
 
@@ -854,8 +855,8 @@ def test_the_table_is_markdown_with_rows_of_one_length():
         record_of("my|draft.py", "eval", False, implementation="file", reason="a | b"),
     )
     assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
+    assert verdicts._cell("a | b <<<1>>>") == "a \\| b &lt;&lt;&lt;1>>>"
     assert "- file `my|draft.py`, eval: rejected: a | b" in text
-    assert wb.protocol_table(Records(), device="cpu")._repr_markdown_()
 
 
 # --- the command line ---------------------------------------------------------------------------

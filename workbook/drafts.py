@@ -6,7 +6,6 @@ The file is run in a module of its own. The public harness looks at the text bef
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 import sys
@@ -35,10 +34,7 @@ class Draft:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def entry(self) -> type:
-        """Its ModelNew. DraftError without one; whatever the file raises when it is run.
-
-        What it prints goes to stderr: stdout may be read by a machine.
-        """
+        """Its ModelNew. DraftError without one; whatever the file raises when it is run."""
         module = _ran.get((self.path, self.text)) or self._run()
         if not callable(getattr(module, ENTRY, None)):
             raise DraftError(
@@ -60,8 +56,7 @@ class Draft:
         module.__file__ = str(self.path)
         sys.modules[name] = module  # dataclasses and pickle look a class's module up there
         try:
-            with contextlib.redirect_stdout(sys.stderr):
-                exec(code, module.__dict__)
+            exec(code, module.__dict__)
         except BaseException:
             del sys.modules[name]
             raise

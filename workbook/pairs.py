@@ -6,8 +6,6 @@ Model. Whatever it raises is told in words, and is its failure.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,7 +55,7 @@ class Pair:
     ) -> Pair:
         """Built on the CPU, then moved; to train, both after the same seed, else one after the
         other, so that weights are equal only once they are loaded."""
-        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             reference = p.Model(*size.init)
             if train:
@@ -106,8 +104,7 @@ class Pair:
         with torch.no_grad(), using_route("float32"):
             wants = self.reference(x)
             try:
-                with contextlib.redirect_stdout(sys.stderr):
-                    y = self.candidate(x)
+                y = self.candidate(x)
             except FAILURES as error:
                 return f"raised {in_words(error)}", None
         judge.note(self.owner)
@@ -141,7 +138,7 @@ class Pair:
             "candidate": timing.Call(lambda: self.candidate(part)),
         }
         budget = GPU_BUDGET_S if x.is_cuda else budget_s
-        with torch.enable_grad(), contextlib.redirect_stdout(sys.stderr):
+        with torch.enable_grad():
             for _ in range(WARMUPS):
                 self.candidate(part)
             return timing.interleaved(

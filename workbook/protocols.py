@@ -11,7 +11,9 @@ Neither changes the weights of a candidate that has run: `moved` says what our r
 
 from __future__ import annotations
 
+import contextlib
 import html
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +160,8 @@ def protocol(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     card = machine.card(device)  # NoDevice where it is not here
     source = _of_variant(p, variant or "fused", device) if file is None else _of_file(file)
-    found = _Bout(p, rule, source, full, seed).run(torch.device(device), samples, budget_s)
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not what we say
+        found = _Bout(p, rule, source, full, seed).run(torch.device(device), samples, budget_s)
     how = {"protocol": name, "tolerance": rule.tolerance, "trials": rule.trials, **found.pop("how")}
     record = Record(
         kind="check", problem=p.slug, variant=source.key, implementation=source.implementation,

@@ -100,7 +100,7 @@ def _table(p: Problem, controls: Iterable[Variant], by: By, checks: Records) -> 
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _verdict(record: Record | None) -> str:
