@@ -419,7 +419,7 @@ def test_weights_of_other_shapes_are_not_compared():
     lenient = wb.protocol(p, "eval", device="cpu", size=SMALL)
     assert lenient.reason.startswith("strict load: size mismatch") and lenient.rule == NOT_RUN
     strict = wb.protocol(p, "harness", device="cpu", size=SMALL, samples=1)
-    assert not strict.ok and strict.moved == "its weights are not those of the reference"
+    assert not strict.ok and strict.moved == "the weights of the reference do not fit it"
 
 
 def _drawing(place: str) -> type[nn.Module]:

@@ -120,7 +120,7 @@ class Pair:
     def moved(self, x: Tensor) -> str:
         """What our rule says once the weights were changed in place, in both alike."""
         if not self.follow():
-            return "its weights are not those of the reference"
+            return "the weights of the reference do not fit it"
         with torch.no_grad():
             STATES["trained"](self.reference, torch.Generator().manual_seed(0))
         self.follow()
