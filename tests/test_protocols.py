@@ -811,7 +811,7 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
         record_of("fused", "harness", False, reason="input 1: allclose"),
     )  # fmt: skip
     assert "on one Card A, laptop size, recorded 2026-01-01." in text
-    assert "Of 2 wrong versions eval lets 1 through, harness lets 2 through, both 1." in text
+    assert "Of 2 wrong versions 1 get through eval, 2 get through harness, 1 through both." in text
     by = {row.split("`")[1]: row for row in rows}
     assert len(by) == 2
     stale, literal = by["wrong_fold_in_init"], by["wrong_literal_log_exp"]
@@ -833,6 +833,8 @@ def test_the_table_shows_the_card_that_tells_most_and_the_newest_run():
     old = record_of("wrong_fold_in_init", "eval", True, date="2025-01-01T00:00:00Z", run="old")
     new = record_of("wrong_fold_in_init", "eval", False)
     assert "| rejected" in table(new, old)[0][1] and "| rejected" in table(old, new)[0][1]
+    live = record_of("wrong_fold_in_init", "eval", True, size="live", date="2026-03-01T00:00:00Z")
+    assert "| rejected" in table(new, live)[0][1]
     gpu = record_of(
         "wrong_one_block", "harness", True, device="cuda", card="Card G", size="paper",
         date="2025-06-01T00:00:00Z",
@@ -844,7 +846,7 @@ def test_the_table_shows_the_card_that_tells_most_and_the_newest_run():
 
 def test_a_table_of_nothing_recorded_is_made_here_on_a_few_rows():
     text = str(wb.protocol_table(Records(), device="cpu"))
-    assert "live size" in text and "Of 2 wrong versions eval lets 1 through" in text
+    assert "live size" in text and "Of 2 wrong versions 1 get through eval" in text
     shapes = {r.shape["B"] for r in wb.records(PROBLEM, kind="check")}
     assert shapes == {verdicts.LIVE_ROWS}
 
