@@ -1,4 +1,4 @@
-"""python -m workbook: list, doctor, build, check, bench, results, records, run, report."""
+"""python -m workbook: list, doctor, build, check, bench, results, records, export, run, report."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _where(check)
     _json(check)
     check.add_argument("--variants", default="fused", help="comma-separated, or `controls`, `all`")
-    check.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
+    _keep(check)
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
     _where(bench)
     _json(bench)
@@ -83,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
-    bench.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
+    _keep(bench)
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -95,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
     records.add_argument("action", choices=("import",))
     records.add_argument("file", type=Path, metavar="FILE", help="a .jsonl file or a folder")
+    _written(add("export", _export, "write ModelNew as one file that needs only torch",
+                 f"export {slug} -o model_new.py --reference model.py"))  # fmt: skip
     run = add("run", _run, "execute notebooks without Jupyter",
               "run 01_matmul_sum_max_mean_logsumexp --output executed/")  # fmt: skip
     run.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="name or path; all if none")
@@ -116,6 +114,19 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
             choices=("laptop", "paper"),
             help="default: check laptop; bench laptop on a CPU, paper on a GPU",
         )
+
+
+def _keep(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+    )
+
+
+def _written(command: argparse.ArgumentParser) -> None:
+    command.add_argument("slug", metavar="SLUG", help="a problem; see `list`")
+    command.add_argument("-o", dest="file", type=Path, metavar="FILE", required=True)
+    command.add_argument("--reference", type=Path, metavar="FILE", help="its Model and inputs too")
+    command.add_argument("--force", action="store_true", help="replace a file of somebody else's")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -296,6 +307,14 @@ def _records(arguments: Arguments) -> int:
         journal.append([r for r in new if journal.place(r, paths.data()) == place], place)
         print(place.relative_to(paths.root()))
     print(f"{len(new)} records taken, {len(found) - len(new)} were there", file=sys.stderr)
+    return 0
+
+
+def _export(arguments: Arguments) -> int:
+    from workbook.export import export
+
+    given = arguments.slug, arguments.file, arguments.reference, arguments.force
+    print(*export(*given), sep="\n")
     return 0
 
 
