@@ -70,18 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--verbose", action="store_true", help="show ninja and ptxas at work")
     check = add("check", _check, "hold variants against the float64 oracle", f"check {slug}")
     _where(check)
-    _json(check)
     check.add_argument("--variants", default="fused", help="comma-separated, or `controls`, `all`")
-    _keep(check)
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
     _where(bench)
-    _json(bench)
     bench.add_argument("--variants", help="comma-separated; all of the device if not given")
     bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
-    _keep(bench)
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -114,12 +110,10 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
             choices=("laptop", "paper"),
             help="default: check laptop; bench laptop on a CPU, paper on a GPU",
         )
-
-
-def _keep(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
+        command.add_argument(
+            "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+        )
+        _json(command)
 
 
 def _written(command: argparse.ArgumentParser) -> None:
