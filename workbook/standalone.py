@@ -70,12 +70,12 @@ def _built(
     cuda, compiler = device == "cuda", toolchain.compiler()
     host = (toolchain.STABLE_ABI, *toolchain.host_flags(), *compiler.options)
     host += () if compiler.is_clang else ("-fno-gnu-unique",)
-    macros = (*flags, "-DWB_CUDA") if cuda else flags
+    macros = [flag for flag in (*flags, *(["-DWB_CUDA"] if cuda else [])) if flag.startswith("-D")]
     kernels = [file for file in files if file.endswith(".cu")]
     plan = {
         "cpp_sources": _unit(name, ["binding.cpp", *(f for f in files if f not in kernels)]),
         "cuda_sources": _unit(name, kernels) if kernels else None,
-        "extra_cflags": [*host, *macros],
+        "extra_cflags": [*host, *(flag for flag in flags if flag not in macros), *macros],
         "extra_cuda_cflags": [*toolchain.device_flags(), *macros] if cuda else [],
         "extra_ldflags": [*toolchain.link_flags()],
     }
