@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbook import build, cli, export, paths, tools
+from workbook import build, cli, export, paths, standalone, toolchain, tools
 from workbook.chains import SLUGS, problem
 
 ALONE = Path(__file__).with_name("alone.py")
@@ -140,6 +140,22 @@ def test_without_a_compiler_it_runs_as_plain_torch(slug, written, tmp_path):
     assert told["said"] == "" and told["kernels"] == []
     (warning,) = told["warnings"]
     assert "plain torch on cpu" in warning and "correct it or unset CXX" in warning
+
+
+def test_on_an_older_torch_it_says_so_and_runs(written, tmp_path):
+    code = f"""
+import torch, warnings
+torch.__version__ = "2.9.1"
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    exec(open({str(written[SLUGS[0]][0])!r}).read())
+    ModelNew(*{init_of(SLUGS[0])})(torch.rand({B}, {K}))
+print([str(warning.message) for warning in told if "ModelNew" in str(warning.message)])
+"""
+    major, minor = standalone.OLDEST_TORCH
+    assert toolchain.STABLE_ABI.endswith(f"=0x{major:02x}{minor:02x}{0:012x}")
+    told = alone(["-c", code], tmp_path, environment(tmp_path / "none"))
+    assert re.fullmatch(r"\['ModelNew runs as plain torch on cpu: .* 2.11 or later'\]\n", told)
 
 
 MODULE = """

@@ -32,6 +32,7 @@ __all__ = ["DIGEST", "LIBRARIES", "NAMESPACE", "SOURCES", "build_for", "built"]
 DIGEST = ""  # of the exported file
 SOURCES: dict[str, str] = {}  # "folder/file" below kernels/ -> its text
 LIBRARIES: dict[str, list[tuple]] = {}  # device -> what `built` may be asked for
+OLDEST_TORCH = 2, 11  # as in toolchain.STABLE_ABI
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
@@ -177,6 +178,8 @@ def _lacks(device: str) -> str:
     told = ops.missing(device)
     if not told and importlib.util.find_spec("setuptools") is None:  # torch's builds import it
         told = f"no setuptools: run `{sys.executable} -m pip install setuptools`"
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        told = f"torch {torch.__version__} has no stable ABI yet: install torch 2.11 or later"
     if told:
         warnings.warn(f"ModelNew runs as plain torch on {device}: {told}", stacklevel=5)
     return told
