@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -231,8 +232,13 @@ def test_two_processes_build_at_once_over_what_a_killed_one_left(written, tmp_pa
     (folder / "tmp-killed" / "lock").touch()  # of load_inline, which waits for it for ever
     code = f"exec(open({str(file)!r}).read()); print(OP.kernel('cpu'))"
     start, env = [sys.executable, "-I", "-c", code], environment(folder.parent)
-    running = [subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True) for _ in "12"]
-    told = [process.communicate(timeout=280)[0] for process in running]
+    with contextlib.ExitStack() as stack:
+        running = [
+            subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True) for _ in "12"
+        ]
+        for process in running:
+            stack.callback(process.kill)
+        told = [process.communicate(timeout=200)[0] for process in running]
     assert told[0] == told[1] and told[0].startswith("wb_")
     assert [f.name for f in folder.iterdir() if f.is_dir()] == ["tmp-killed"]
     for library in folder.glob("*.so"):
