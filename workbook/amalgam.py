@@ -274,4 +274,4 @@ def _imports(externals: Collection[tuple[str, str, str]]) -> str:
     froms = {f"from {s} import {', '.join(sorted(names))}" for s, names in grouped.items()}
     lines = [*sorted(plain), *sorted(froms)]
     torch = [line for line in lines if re.match(r"(import|from) torch\b", line)]
-    return "\n".join([*(line for line in lines if line not in torch), "", *torch])
+    return "\n".join([*(line for line in lines if line not in torch), "", *torch]).strip()

@@ -82,7 +82,7 @@ def reference_text(slug: str) -> str:
     made = amalgam.amalgamate(_PACKAGE, [(f"chains.{slug}", "Model")])
     size = p.size("paper")
     return (
-        f'"""Model: {p.title}.\n\n{_MARK} {slug} --reference`.\n"""\n\n{made.imports}\n\n\n'
+        f'"""Model: {p.title}.\n\n{_MARK} {slug} --reference`.\n"""\n\n{made.imports}\n\n'
         f"{made.text}\n\n\ndef get_inputs():\n"
         f"    return [torch.rand({size.batch}, {size.init[0]})]\n\n\n"
         f"def get_init_inputs():\n    return {list(size.init)!r}\n"
