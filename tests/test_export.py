@@ -247,6 +247,24 @@ def test_two_processes_build_at_once_over_what_a_killed_one_left(written, tmp_pa
     assert {int(library.stat().st_mtime) for library in folder.glob("*.so")} == {1}, "built again"
 
 
+def test_two_threads_build_at_once(written, tmp_path):
+    """As on a GPU, where CPU kernels are built when first asked for."""
+    code = f"""
+import os, sys, concurrent.futures, torch
+text = open({str(written[SLUGS[0]][0])!r}).read()
+exec(text[:text.rindex("build_for")])
+before = dict(os.environ)
+x, models = torch.rand({B}, {K}), [ModelNew(*{init_of(SLUGS[0])}) for _ in range(2)]
+with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    found = list(pool.map(lambda model: model(x), models))
+    more = list(pool.map(lambda library: built(*library), 3 * LIBRARIES["cpu"]))
+assert dict(os.environ) == before
+print(OP.kernel("cpu"), len(set(more)))
+"""
+    told = alone(["-c", code], tmp_path, environment(tmp_path / "extensions"))
+    assert re.fullmatch(r"wb_\w+\.run\.default 2\n", told)
+
+
 @pytest.mark.skipif(tools.nvcc() is None, reason="needs nvcc")
 @pytest.mark.parametrize("slug", SLUGS)
 def test_its_cuda_sources_compile(slug, written, built, monkeypatch):

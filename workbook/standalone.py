@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from workbook import ops, toolchain
+from workbook import ops, toolchain, tools
 
 __all__ = ["DIGEST", "LIBRARIES", "NAMESPACE", "SOURCES", "build_for", "built"]
 
@@ -111,14 +111,14 @@ def _load(namespace: str, plan: dict[str, object]) -> None:
     library = folder / f"{namespace}.so"
     with contextlib.ExitStack() as stack:
         if not library.is_file():
-            stack.enter_context(_turn(folder / f"{namespace}.turn"))
+            stack.enter_context(_turn(folder / "turn"))
         if hasattr(getattr(torch.ops, namespace), "run"):  # to register twice ends the process
             return
         if library.is_file():
             torch.ops.load_library(str(library))
             return
         temporary = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="tmp-"))
-        stack.enter_context(_environment(bool(plan["with_cuda"])))
+        stack.enter_context(_environment())
         from torch.utils.cpp_extension import load_inline
 
         load_inline(
@@ -146,7 +146,7 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def _turn(file: Path) -> Iterator[None]:
-    """Wait until no other process or thread is in here for the same file."""
+    """Wait until no other process or thread is in here: load_inline is for one at a time."""
     import fcntl
 
     with open(file, "w") as handle:
@@ -156,12 +156,12 @@ def _turn(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(cuda: bool) -> Iterator[None]:
+def _environment() -> Iterator[None]:
     """Where torch looks for programs: ninja is often that of a venv that is not on PATH."""
     search = [str(toolchain.ninja_folder()), os.environ.get("PATH", os.defpath)]
     wanted = {"CXX": toolchain.compiler().path, "PATH": os.pathsep.join(search)}
-    if cuda:  # nvcc on PATH may be a script; torch reads this when cpp_extension is imported
-        wanted["CUDA_HOME"] = str(toolchain.cuda_home(toolchain.nvcc().path))
+    if nvcc := tools.nvcc():  # may be a script; torch reads this once, for a first CPU build too
+        wanted["CUDA_HOME"] = str(toolchain.cuda_home(str(nvcc)))
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():
             if name in os.environ:
