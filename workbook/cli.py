@@ -1,4 +1,4 @@
-"""python -m workbook: list, doctor, build, check, bench, results, records, run, report."""
+"""python -m workbook: list, doctor, build, check, bench, results, records, export, run, report."""
 
 from __future__ import annotations
 
@@ -69,26 +69,18 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--verbose", action="store_true", help="show ninja and ptxas at work")
     check = add("check", _check, "hold variants against the float64 oracle", f"check {slug}")
     _where(check)
-    _json(check)
     check.add_argument("--variants", help="comma-separated, or `controls`, `all`; default: fused")
     check.add_argument("--protocol", choices=("eval", "harness"),
                        help="as a public protocol judges, our rule beside it")  # fmt: skip
     check.add_argument("--file", type=Path, metavar="FILE.py",
                        help="with --protocol: judge the ModelNew of a file")  # fmt: skip
-    check.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
     _where(bench)
-    _json(bench)
     bench.add_argument("--variants", help="comma-separated; all of the device if not given")
     bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
-    bench.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -98,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
     records.add_argument("action", choices=("import",))
     records.add_argument("file", type=Path, metavar="FILE", help="a .jsonl file or a folder")
+    _written(add("export", _export, "write ModelNew as one file that needs only torch",
+                 f"export {slug} -o model_new.py --reference model.py"))  # fmt: skip
     run = add("run", _run, "execute notebooks without Jupyter",
               "run 01_matmul_sum_max_mean_logsumexp --output executed/")  # fmt: skip
     run.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="name or path; all if none")
@@ -116,9 +110,22 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
     if size:
         command.add_argument(
             "--size",
-            choices=("laptop", "paper"),
-            help="default: check laptop; bench laptop on a CPU, paper on a GPU",
+            help="see `list`; default: check laptop; bench laptop on a CPU, paper on a GPU",
         )
+        command.add_argument(
+            "--mode", choices=("eval", "train"), help="of the model; default: check all, bench eval"
+        )
+        command.add_argument(
+            "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+        )
+        _json(command)
+
+
+def _written(command: argparse.ArgumentParser) -> None:
+    command.add_argument("slug", metavar="SLUG", help="a problem; see `list`")
+    command.add_argument("-o", dest="file", type=Path, metavar="FILE", required=True)
+    command.add_argument("--reference", type=Path, metavar="FILE", help="its Model and inputs too")
+    command.add_argument("--force", action="store_true", help="replace a file of somebody else's")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -183,7 +190,8 @@ def _build(arguments: Arguments) -> int:
                 made = library_of(slug, v, verbose=arguments.verbose)
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
-    ops.built("column_sum", device, [f"column_sum.{'cu' if device == 'cuda' else 'cpp'}"])
+    for name in ("column_sum", "group_mean"):
+        ops.built(name, device, [f"{name}.{'cu' if device == 'cuda' else 'cpp'}"])
     return 0
 
 
@@ -203,6 +211,7 @@ def _bench(arguments: Arguments) -> int:
         names = arguments.variants.split(",") if arguments.variants else None
         result = bench(
             problem(slug), size=arguments.size, device=device, variants=names,
+            mode=arguments.mode or "eval",
             rounds=arguments.rounds, budget_s=arguments.budget, flush=arguments.flush,
             keep=arguments.keep, progress=True,
         )  # fmt: skip
@@ -259,6 +268,14 @@ def _records(arguments: Arguments) -> int:
         journal.append([r for r in new if journal.place(r, paths.data()) == place], place)
         print(place.relative_to(paths.root()))
     print(f"{len(new)} records taken, {len(found) - len(new)} were there", file=sys.stderr)
+    return 0
+
+
+def _export(arguments: Arguments) -> int:
+    from workbook.export import export
+
+    given = arguments.slug, arguments.file, arguments.reference, arguments.force
+    print(*export(*given), sep="\n")
     return 0
 
 

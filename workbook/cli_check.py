@@ -36,7 +36,8 @@ def _by_rule(p: Problem, arguments: argparse.Namespace, device: str) -> bool:
     for v in _named(p, arguments.variants or "fused", device):
         result = check(
             p, variant=v, device=device, size=arguments.size or "laptop",
-            stop=v.is_control, keep=arguments.keep, progress=sys.stderr.isatty(),
+            modes=[arguments.mode] if arguments.mode else None, stop=v.is_control,
+            keep=arguments.keep, progress=sys.stderr.isatty(),
         )  # fmt: skip
         right &= result.ok != v.is_control
         if arguments.json:
