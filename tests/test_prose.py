@@ -10,7 +10,7 @@ import torch
 from sum_chain import PROBLEM, needs_nvcc
 
 import workbook as wb
-from workbook import build, journal, machine, ops, paths, prose
+from workbook import build, journal, machine, ops, paths, tables
 from workbook.journal import Record, Records
 from workbook.limits import Ceilings
 from workbook.results import BenchResult
@@ -20,7 +20,7 @@ SLUG = PROBLEM.slug
 CARD = "NVIDIA H100 80GB HBM3"
 ABOUT = {
     "kind": "bench", "problem": SLUG, "route": "float32", "device": "cuda", "card": CARD,
-    "size": "paper", "shape": {"B": 1024, "K": 8192, "N": 8192}, "run": "r1",
+    "size": "paper", "mode": "eval", "shape": {"B": 1024, "K": 8192, "N": 8192}, "run": "r1",
     "date": "2026-11-20T10:00:00Z", "commit": "5f1a0ff2bcdef0123456", "how": {"flush": "read"},
 }  # fmt: skip
 
@@ -159,12 +159,12 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
     fused = PROBLEM.variant("fused")
     digest = kernels_digest(SLUG, fused, "cuda")
     fresh = timed("fused", 1.0, kernels_digest=digest)
-    assert not prose.is_stale(PROBLEM, fresh)
-    assert not prose.is_stale(PROBLEM, timed("eager", 1.0)), "plain torch has no sources here"
-    assert not prose.is_stale(PROBLEM, timed("eager", 1.0, route="tf32"))
-    assert prose.is_stale(PROBLEM, dataclasses.replace(fresh, device="cpu")), "other sources"
-    assert prose.is_stale(PROBLEM, dataclasses.replace(fresh, kernels_digest=""))
-    assert prose.is_stale(PROBLEM, timed("05_a_rung_that_is_gone", 1.0))
+    assert not tables.is_stale(PROBLEM, fresh)
+    assert not tables.is_stale(PROBLEM, timed("eager", 1.0)), "plain torch has no sources here"
+    assert not tables.is_stale(PROBLEM, timed("eager", 1.0, route="tf32"))
+    assert tables.is_stale(PROBLEM, dataclasses.replace(fresh, device="cpu")), "other sources"
+    assert tables.is_stale(PROBLEM, dataclasses.replace(fresh, kernels_digest=""))
+    assert tables.is_stale(PROBLEM, timed("05_a_rung_that_is_gone", 1.0))
     folder = tmp_path / "kernels"
     (folder / "common").mkdir(parents=True)
     (folder / SLUG).mkdir()
@@ -176,10 +176,10 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
     moved = dataclasses.replace(fused, files=files)
     elsewhere = dataclasses.replace(PROBLEM, variants=(moved,))
     monkeypatch.setattr(paths, "kernels", lambda: folder)
-    assert not prose.is_stale(elsewhere, fresh), "the same sources elsewhere"
+    assert not tables.is_stale(elsewhere, fresh), "the same sources elsewhere"
     header = folder / "common" / "reduce.cuh"
     header.write_text(header.read_text() + "\n// edited\n")
-    assert prose.is_stale(elsewhere, fresh)
+    assert tables.is_stale(elsewhere, fresh)
 
 
 def test_the_newest_recorded_run_is_found_and_labelled():
@@ -218,14 +218,14 @@ def test_the_run_with_compile_goes_before_a_newer_one_without():
 
     whole = run("a", "2026-11-20T10:00:00Z", "eager", "compile", "algebra", "fused")
     newer = run("b", "2026-11-21T10:00:00Z", "eager", "algebra", "fused")
-    assert list(prose.fullest(Records([*newer, *whole])).records) == whole
-    assert list(prose.fullest(Records(newer)).records) == newer
-    assert prose.fullest(Records()) is None
+    assert list(tables.fullest(Records([*newer, *whole])).records) == whole
+    assert list(tables.fullest(Records(newer)).records) == newer
+    assert tables.fullest(Records()) is None
 
 
 @pytest.mark.parametrize(("stale", "card"), [(True, "Card A (stale)"), (False, "Card A")])
 def test_the_summary_is_computed_from_paper_size_runs(stale, card, monkeypatch):
-    monkeypatch.setattr(prose, "is_stale", lambda p, record: stale)
+    monkeypatch.setattr(tables, "is_stale", lambda p, record: stale)
 
     def run(card: str, **more) -> list[Record]:
         more = {"card": card, "floor_ms": 0.01, "rel_error": 1e-8, "rel_error_eager": 4e-7} | more
@@ -235,12 +235,12 @@ def test_the_summary_is_computed_from_paper_size_runs(stale, card, monkeypatch):
         ]  # fmt: skip
 
     records = [*run("Card A"), *run("Card B", size="laptop"), timed("fused", 1.0, card="Card C")]
-    lines = str(prose.summary(Records(records))).splitlines()
+    lines = str(tables.summary(Records(records))).splitlines()
     assert len(lines) == 3, "a head, its line, one card"
     cells = [cell.strip(" *") for cell in lines[2].split("|")[1:-1]]
     assert cells == [
-        f"`{SLUG}`", card, "2.000 ms", "–", "–", "–", "20.00 µs", "16.00 µs", "10.0 µs",
-        "125.0×", "1.0e-08 / 4.0e-07",
+        f"`{SLUG}` 1024, 8192→8192", card, "2.000 ms", "–", "–", "–", "20.00 µs", "16.00 µs",
+        "10.0 µs", "125.0×", "1.0e-08 / 4.0e-07",
     ]  # fmt: skip
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
 
@@ -347,5 +347,5 @@ def test_the_cover_shows_gpus_only():
         return [timed(v, ms, ms, **more) for v, ms in
                 (("eager", 2.0), ("algebra", 0.02), ("fused", 0.016))]  # fmt: skip
 
-    picture = prose.cover(Records([*run("Card A", "cuda"), *run("Card B", "cpu")]))
+    picture = tables.cover(Records([*run("Card A", "cuda"), *run("Card B", "cpu")]))
     assert "Card A" in picture.alt and "Card B" not in picture.alt and "125×" in picture.alt

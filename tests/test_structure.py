@@ -22,7 +22,7 @@ ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
     "toolchain recipe build normal ops variants chains ceilings families errors accuracy results "
     "compare style chart legend plot_errors plot_overview plot_break_even plot trial prose "
-    "standin runner tidy pages report cli"
+    "tables standin runner tidy pages report cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

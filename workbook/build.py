@@ -112,7 +112,7 @@ def load(
         .cu another, in the order given. The binding registers its ops in WB_NAMESPACE.
     include: folders for #include; the folders of the sources are searched before them.
     cuda: link CUDA, compile .cu and define WB_CUDA. flags, cuda_flags: after the defaults; a
-        -gencode in cuda_flags replaces the default one.
+        -gencode in cuda_flags replaces the default one, a -D in flags is for both compilers.
     verbose: stream what the compilers say (ptxas too) to stderr; a cached build repeats it.
 
     Raises BuildError, CompilerMissing, NvccMissing; ValueError for a wrong argument.

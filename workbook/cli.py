@@ -269,12 +269,12 @@ def _results(arguments: Arguments) -> int:
         _print(map(line, newest))
         return 0
     if arguments.picture:
-        from workbook.prose import cover
+        from workbook.tables import cover
 
         print(cover().save(arguments.picture))
         return 0
     if arguments.markdown:
-        from workbook.prose import summary
+        from workbook.tables import summary
 
         print(summary(kept.query(problem=wanted)))
         return 0

@@ -70,7 +70,7 @@ class _Held:
         return True
 
     def is_fresh(self, tensors: Sequence[Tensor]) -> bool:
-        return self.epoch == _Epoch.value and self.stamps == tuple(map(_stamp, tensors))
+        return self.epoch == _Epoch.value and self.stamps == tuple([_stamp(t) for t in tensors])
 
 
 class FoldCache:
@@ -96,7 +96,7 @@ class FoldCache:
         where = tensors[0]
         capturing = _is_capturing(where)
         if entry is not None and entry.is_of(tensors):
-            if where in _frozen:
+            if _frozen and where in _frozen:
                 return entry.folded if capturing else self._ordered(entry, where)
             if not capturing and entry.is_fresh(tensors):
                 return self._ordered(entry, where)
@@ -153,8 +153,11 @@ class _Frozen:
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._refs)
+
     def __contains__(self, tensor: Tensor) -> bool:
-        ref = self._refs.get(id(tensor)) if self._refs else None
+        ref = self._refs.get(id(tensor))
         return ref is not None and ref() is tensor
 
     def add(self, tensor: Tensor) -> None:

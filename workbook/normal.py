@@ -27,19 +27,19 @@ def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
         return None
     held = linear._parameters  # the attributes themselves take nn.Module's long way
     weight, bias = held.get("weight"), held.get("bias")
-    if weight is None or bias is None or not x.dtype == weight.dtype == bias.dtype:
+    if weight is None or bias is None:
         return None
-    device, shape = x.device, weight.shape
+    device, dtype, shape, on_gpu = x.device, x.dtype, weight.shape, x.is_cuda
     normal = (
-        x.dtype in FLOATS
-        and device.type in ("cpu", "cuda")
+        dtype in FLOATS
+        and dtype == weight.dtype == bias.dtype
+        and (on_gpu or x.is_cpu)  # device.type makes a string each time
         and device == weight.device == bias.device
         and len(shape) == 2
-        and x.size(1) == shape[1]
-        and bias.dim() == 1
-        and bias.size(0) == shape[0]
+        and x.shape[1] == shape[1]
+        and bias.shape == shape[:1]
         and x.layout is weight.layout is torch.strided
-        and not torch.is_autocast_enabled(device.type)
+        and not torch.is_autocast_enabled("cuda" if on_gpu else "cpu")
         and not torch._C._are_functorch_transforms_active()
         and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
     )

@@ -114,7 +114,7 @@ def column_sum(weight: Tensor) -> Tensor:
 
 def adjacent(x: Tensor) -> Tensor:
     """x (B, K) itself where the features of a row are adjacent in memory, else a copy."""
-    return x.contiguous() if x.size(1) > 1 and x.stride(1) != 1 else x
+    return x.contiguous() if x.stride()[1] != 1 and x.shape[1] > 1 else x
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class FusedOp:
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
         self.op = self._registered(name or slug, schema)
-        self._with_gradients = self._function().apply
+        # Function.apply itself looks for functorch's wrappers, of which `normal` lets none in.
+        self._with_gradients = super(torch.autograd.Function, self._function()).apply
 
     def _registered(self, name: str, schema: str) -> Callable:
         _library.define(f"{name}{schema}", tags=_TAGS)

@@ -95,7 +95,8 @@ def recipe_of(
     compiler = toolchain.compiler()
     unique = () if compiler.is_clang else ("-fno-gnu-unique",)  # as for hidden symbols
     host = (toolchain.STABLE_ABI, *toolchain.host_flags(), *unique, *compiler.options, *flags)
-    device = toolchain.device_flags(cuda_flags) if cuda else ()
+    macros = [flag for flag in flags if flag.startswith("-D")]
+    device = toolchain.device_flags((*cuda_flags, *macros)) if cuda else ()
     machine = [torch.__version__, sys.platform, compiler.path, compiler.version]
     machine += toolchain.link_flags()
     if cuda:

@@ -81,7 +81,7 @@ def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _run_chain(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> Tensor:
-    y = x.new_empty((x.size(0), 1))
+    y = x.new_empty(x.shape[0], 1)
     run(ops.adjacent(x), *(p.contiguous() for p in parameters), y)
     return y
 
@@ -89,7 +89,7 @@ def _run_chain(
 def _run_folded(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> Tensor:
-    y = x.new_empty((x.size(0), 1))
+    y = x.new_empty(x.shape[0], 1)
     run(ops.adjacent(x), *folded, y)
     return y
 

@@ -1,0 +1,238 @@
+"""Records → tables and sentences of a notebook and of the README.
+
+A number in a sentence is computed here from records, so that it can not go stale.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workbook import chains, journal, limits, paths, plot, stats, style
+from workbook.journal import Record, Records
+from workbook.prose import Text
+from workbook.results import BenchResult, key_of, records
+from workbook.spec import Problem
+from workbook.variants import kernels_digest
+
+__all__ = [
+    "ceiling_of_speedup",
+    "cover",
+    "floor_of",
+    "fullest",
+    "host_lines",
+    "is_stale",
+    "label",
+    "outcome",
+    "recorded",
+    "shares",
+    "summary",
+    "yardstick_lines",
+]
+
+NEAR = 1.5  # a time within this factor of its prediction counts as predicted
+
+
+def outcome(predictions: Records, bench: BenchResult) -> Text:
+    """Prediction against measurement, a row a variant, and a sentence that counts them."""
+    said = {key_of(r): r.value for r in predictions}
+    rows, near = [], 0
+    for record in bench.records:
+        wanted, ms = said.get(key_of(record)), record.median_ms
+        if wanted is None or ms is None:
+            continue
+        off = ms / wanted
+        near += 1 / NEAR <= off <= NEAR
+        words = "as predicted" if 1 / NEAR <= off <= NEAR else "slower" if off > 1 else "faster"
+        spread = stats.spread(record.samples_ms)
+        rows.append(
+            f"| {key_of(record)} | {style.duration(wanted, 0.1)} | {style.duration(ms, spread)} "
+            f"| {style.factor(off, max(spread, 0.01))} | {words} |"
+        )
+    if not rows:
+        raise ValueError("predictions: none is of a variant in this bench: run wb.predict first")
+    head = "| variant | predicted | measured | measured / predicted | |\n|---|---|---|---|---|\n"
+    count = f"{near} of {len(rows)} times are within a factor {NEAR} of their prediction."
+    return Text(head + "\n".join(rows) + f"\n\n{count}")
+
+
+def shares(bench: BenchResult, *more: BenchResult) -> Text:
+    """Algebra's share × kernel's share = total, from paired ratios of one run, a row a run.
+
+    Of a single run also what folding costs.
+    """
+    rows = [_shares_row(run, named=bool(more)) for run in (bench, *more)]
+    head = "| where | algebra (eager → algebra) | kernel (algebra → fused) | total |"
+    said = "" if more else f"\n\n{_fold_in_words(bench)}"
+    return Text("\n".join([head, "|---" * 4 + "|", *rows]) + said)
+
+
+def _shares_row(bench: BenchResult, named: bool) -> str:
+    algebra, kernel = bench.ratio("eager", "algebra"), bench.ratio("algebra", "fused")
+    first, total = bench.records[0], bench.ratio("eager", "fused")
+    shape = ", ".join(f"{k} = {v}" for k, v in first.shape.items())
+    where = f"{first.card}, {first.size}: {shape}"
+    if named:
+        where = f"`{first.problem}`, {first.mode}, {where}"
+    return f"| {where} | {_times(algebra)} | {_times(kernel)} | **{_times(total)}** |"
+
+
+def _fold_in_words(bench: BenchResult) -> str:
+    """Empty where nothing is folded."""
+    if not bench["fused"].fold_ms:
+        return ""
+    calls, fold = bench.break_even_calls(), stats.median(bench["fused"].fold_ms)
+    whole = calls if math.isinf(calls) else max(math.ceil(calls), 1)
+    after = "never pays" if whole == math.inf else f"is earned back after {whole} calls"
+    after = after if whole != 1 else "is earned back by the first call"
+    return f"Folding takes {style.duration(fold, 0.1)} and {after}."
+
+
+def _times(ratio: stats.Ratio) -> str:
+    return style.factor(ratio.median, min((ratio.q3 - ratio.q1) / ratio.median, 0.09))
+
+
+def ceiling_of_speedup(bench: BenchResult, slow: str = "eager") -> Text:
+    """The largest speed-up the machine allows over `slow`, and what was reached: from one run."""
+    record, floor = bench["fused"], bench["fused"].floor_ms
+    possible, reached = bench[slow].median_ms / floor, bench[slow].median_ms / record.median_ms
+    return Text(
+        f"{bench[slow].variant} takes {style.duration(bench[slow].median_ms, 0.05)}, the floor is "
+        f"{style.duration(floor, 0.05)}: no kernel here can be more than "
+        f"{style.factor(possible, 0.05)} as fast. Reached: {style.factor(reached, 0.05)}."
+    )
+
+
+def yardstick_lines(kept: Records) -> Text:
+    """Our speed over that of torch calls on the same bytes, newest run of kind "profile"."""
+    if not kept:
+        return Text("no yardsticks are recorded")
+    run = BenchResult(kept.query(run=max(kept, key=lambda r: (r.date, r.run)).run))
+    names = [key_of(r) for r in run.records]
+    others = [n for n in names if n not in ("kernel", "fused")]
+    lines = [
+        f"- {ours} over {other}: {_times(run.ratio(other, ours))}"
+        for other in others
+        for ours in names
+        if ours not in others
+    ]
+    first = run.records[0]
+    return Text(f"{first.card}, {first.size}, {first.date}:\n\n" + "\n".join(lines))
+
+
+def host_lines(kept: Records) -> Text:
+    """Host time of one forward with gradients on, each timed run: median, beside eager's."""
+    lines = []
+    for run in dict.fromkeys(r.run for r in kept):
+        its = kept.query(run=run, kind="bench")
+        host = {key_of(r): r.how["host_us_grad"] for r in its if "host_us_grad" in r.how}
+        said = ", ".join(f"{key} {stats.median(times):.0f} µs" for key, times in host.items())
+        if "fused" in host:
+            lines.append(f"- {its[0].date}, {its[0].size}: {said}")
+    return Text("\n".join(lines) or "no host times are recorded")
+
+
+def is_stale(p: Problem, record: Record) -> bool:
+    """True where the kernel's sources have changed since the record was taken."""
+    known = {v.key: v for v in p.variants}
+    variant = known.get(key_of(record))
+    if variant is None:
+        return True
+    return record.kernels_digest != kernels_digest(p.slug, variant, record.device)
+
+
+def recorded(
+    p: Problem, *, flush: str = "read", mode: str = "eval", **equals: object
+) -> BenchResult | None:
+    """The newest recorded GPU run of a problem, by default at paper size; None without one.
+
+    flush: how the cache was emptied in it; mode: of the model; equals: other fields, such as
+    card="...".
+    """
+    wanted = {"kind": "bench", "device": "cuda", "size": "paper", "mode": mode, **equals}
+    kept = records(p, **wanted, flush=flush)
+    return fullest(kept)
+
+
+def fullest(kept: Records) -> BenchResult | None:
+    """The newest run that timed eager, torch.compile, the algebra and ours; else without compile.
+
+    None without one: ratios and figures compare these.
+    """
+    runs: dict[str, Records] = {}
+    for record in kept:
+        runs.setdefault(record.run, Records()).append(record)
+    compared = {"eager", "algebra", "fused"}
+    for wanted in (compared | {"compile"}, compared):
+        whole = [r for r in runs.values() if wanted <= {key_of(o) for o in r if o.samples_ms}]
+        if whole:
+            return BenchResult(max(whole, key=lambda r: (r[0].date, r[0].run)))
+    return None
+
+
+STANDS_FOR_PAPER = "cpu paper"  # the size of a problem whose weights a laptop can not hold
+SUMMARY = ("eager", "compile", "eager/tf32", "compile/tf32", "algebra", "fused")
+
+
+def summary(kept: Records | None = None) -> Text:
+    """The table of the README: every problem, mode and card, newest run read from cold cache.
+
+    At paper size, or what stands for it where that does not fit. kept: bench records; data/ if not
+    given.
+    """
+    every = journal.load(paths.data()) if kept is None else kept
+    timed = every.query(kind="bench", flush="read")
+    order = {p.slug: place for place, p in enumerate(chains.problems())}
+    places = {(r.problem, r.mode, r.card) for r in timed if r.problem in order}
+    head = [*SUMMARY, "floor", "ours over eager", "error, ours / eager"]
+    rows = ["| problem | card | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
+    for place in sorted(places, key=lambda place: (order[place[0]], *place[1:])):
+        its = Records(r for r in timed if (r.problem, r.mode, r.card) == place)
+        bench = fullest(its.query(size="paper")) or fullest(its.query(size=STANDS_FOR_PAPER))
+        if bench is not None:
+            rows.append(_summary_row(chains.problem(place[0]), bench))
+    return Text("\n".join(rows))
+
+
+def _summary_row(p: Problem, bench: BenchResult) -> str:
+    found = {key_of(r): r for r in bench.records}
+    cells = [_time_of(found.get(key)) for key in SUMMARY]
+    ours, speedup = found["fused"], bench.ratio()
+    cells += [style.duration(ours.floor_ms, 0.01), _times(speedup)]
+    cells += [f"{ours.rel_error:.1e} / {ours.rel_error_eager:.1e}"]
+    old = " (stale)" if is_stale(p, ours) else ""
+    shape = ours.shape
+    size = f"{shape['B']}, {shape['K']}→{shape['N']}"
+    mode = f", {ours.mode}" if len(p.modes) > 1 else ""
+    return f"| `{p.slug}` {size}{mode} | {ours.card}{old} | " + " | ".join(cells) + " |"
+
+
+def cover(kept: Records | None = None) -> plot.Picture:
+    """The README's picture: speed-ups on GPUs at paper size, from the runs of its table."""
+    every = journal.load(paths.data()) if kept is None else kept
+    timed = every.query(kind="bench", size="paper", flush="read", device="cuda")
+    places = dict.fromkeys((p.slug, mode) for p in chains.problems() for mode in p.modes)
+    runs = [fullest(timed.query(problem=slug, mode=mode)) for slug, mode in places]
+    return plot.overview([r for run in runs if run for r in run.records], chains.problems())
+
+
+def _time_of(record: Record | None) -> str:
+    if record is None or record.median_ms is None:
+        return "–"
+    return style.duration(record.median_ms, stats.spread(record.samples_ms))
+
+
+def label(p: Problem, bench: BenchResult) -> Text:
+    """Which card, when, at which commit; and which records are older than their kernels."""
+    first = bench.records[0]
+    old = [key_of(r) for r in bench.records if is_stale(p, r)]
+    said = f" **Stale** (sources changed since): {', '.join(old)}." if old else ""
+    flush = first.how.get("flush", "?")
+    return Text(
+        f"Recorded on one {first.card}, {first.date}, commit {first.commit[:12] or 'unknown'}; "
+        f"cache emptied by {flush}, {first.how.get('timer', '')}.{said}"
+    )
+
+
+def floor_of(p: Problem, reach: limits.Ceilings, size: str, which: str) -> limits.Floor:
+    """The floor of the work "before" or "after" the algebra at a size."""
+    return limits.floor_ms(p.work[which](**p.shape(size)), reach)
