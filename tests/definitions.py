@@ -66,9 +66,15 @@ def _rows(linear: nn.Linear, x: Tensor) -> Tensor:
     return x.double() @ linear.weight.double().T + linear.bias.double()
 
 
-def _windows(z: Tensor, pool: object) -> Tensor:
-    """z (B, N) -> (B, N // pool, pool); the features after the last whole window are dropped."""
-    (width,) = pool if isinstance(pool, tuple) else (pool,)
+def _windows(z: Tensor, pool: nn.Module) -> Tensor:
+    """z (B, N) -> (B, N // pool, pool); the features after the last whole window are dropped.
+
+    ValueError where the module was changed into something else than that.
+    """
+    size = [getattr(pool, name) for name in ("kernel_size", "stride", "padding")]
+    width, stride, padding = (v[0] if isinstance(v, tuple) else v for v in size)
+    if stride != width or padding or pool.ceil_mode or getattr(pool, "dilation", 1) != 1:
+        raise ValueError(f"{pool}: not the pool of the table")
     count = z.size(1) // width
     return z[:, : count * width].reshape(z.size(0), count, width)
 
@@ -80,13 +86,13 @@ def sum_chain(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def avg_pool_gelu(model: nn.Module, x: Tensor) -> Tensor:
-    mean = _windows(_rows(model.matmul, x), model.avg_pool.kernel_size).mean(2)
+    mean = _windows(_rows(model.matmul, x), model.avg_pool).mean(2)
     gelu = 0.5 * mean * torch.special.erfc(-mean / math.sqrt(2))
     return (gelu * model.scale_factor).amax(1)
 
 
 def max_pool_sum(model: nn.Module, x: Tensor) -> Tensor:
-    pooled = _windows(_rows(model.matmul, x), model.max_pool.kernel_size).amax(2)
+    pooled = _windows(_rows(model.matmul, x), model.max_pool).amax(2)
     return pooled.sum(1) * model.scale_factor
 
 

@@ -188,7 +188,7 @@ def _ceil(name: str, fill: float) -> Callable[[nn.Module, Tensor], Tensor]:
 def _window(name: str, change: Callable[[int], int]) -> Make:
     def set_pool(model: nn.Module) -> None:
         module = getattr(model, name)
-        module.kernel_size = change(_pool(module))
+        module.kernel_size = module.stride = change(_pool(module))
 
     return edited(set_pool)
 
