@@ -110,7 +110,7 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
     if size:
         command.add_argument(
             "--size",
-            help="see `list`; default: check laptop; bench laptop on a CPU, paper on a GPU",
+            help="see `list`; default: laptop, but for bench on a GPU: paper",
         )
         command.add_argument(
             "--mode", choices=("eval", "train"), help="of the model; default: check all, bench eval"
