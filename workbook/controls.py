@@ -32,7 +32,7 @@ def fold_in_init(op: FusedOp) -> Variant:
     def make(model: nn.Module) -> Callable[[Tensor], Tensor]:
         given = op.arguments(model)
         parameters, options = given[: op.parameters], given[op.parameters :]
-        folded = op.fold(torch.float32, *parameters, *options[: op.folds_by])
+        folded = op.fold(torch.float32, *parameters, *options[: op.fold_options])
         return lambda x: op.plain(x, *folded, *options)
 
     wrong = "stale after load_state_dict, a step, any edit of the weights"
@@ -56,7 +56,7 @@ def fold_over_weight(op: FusedOp, layer: str) -> Variant:
         def forward(self, x: Tensor) -> Tensor:
             own = getattr(self, layer)
             if not self.folded:
-                depends_on = self.options[: op.folds_by]
+                depends_on = self.options[: op.fold_options]
                 w, b, *self.rest = op.fold(torch.float32, own.weight, own.bias, *depends_on)
                 own.weight, own.bias = nn.Parameter(w), nn.Parameter(b)
                 self.folded = True

@@ -182,12 +182,13 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. plain(x, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
-    without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
+    derived. fold_options: how many of the options it takes, all if not given; a fold is made anew
+    where one of those changes. plain(x, *folded, *options) -> y: the algebra in torch; serves
+    dtypes and devices without a kernel.
+    reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
-    folds_by: the fold depends on so many options, from the first, and is given no others.
-    computes: dtype of x -> what `plain` computes it in.
+    computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -207,13 +208,14 @@ class FusedOp:
         kernels: Mapping[str, Kernel],
         name: str = "",
         dtype: torch.dtype = torch.float32,
-        folds_by: int | None = None,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
+        fold_options: int | None = None,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
+        self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.dtype, self.folds_by, self.computes = dtype, folds_by, computes
+        self.dtype, self.computes = dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -268,8 +270,8 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        split = self.parameters
-        tensors, options = arguments[:split], arguments[split:][: self.folds_by]
+        tensors = arguments[: self.parameters]
+        options = arguments[self.parameters :][: self.fold_options]
         return self.folds.get(
             (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
         )
@@ -297,12 +299,14 @@ class FusedOp:
         return self._runs[device]
 
     def _forward(self, x: Tensor, *arguments: object) -> object:
-        """The kernel for float32, where there is one; the algebra in torch else."""
+        """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             device = "cuda" if x.is_cuda else "cpu"
             run = self.kernel(device)
             if run is not None:
                 return self.run_kernel(run, self.forms[self.kernels[device].form], x, *arguments)
+        if x.dtype not in self.computes:
+            return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])
 
     def _backward(self, ctx: object, grad: Tensor, *_: Tensor) -> tuple:

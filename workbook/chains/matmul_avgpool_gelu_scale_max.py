@@ -195,7 +195,7 @@ OP = ops.FusedOp(
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",)),
     },
-    folds_by=1,  # the pool: a scale may change at each call
+    fold_options=1,  # the pool: a scale may change at each call
     # In float32 one sum may carry more rounding than eager's mean of them.
     computes={**ops.COMPUTES, torch.float32: torch.float64},
 )
