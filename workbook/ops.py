@@ -27,7 +27,6 @@ __all__ = [
     "built",
     "column_sum",
     "group_mean",
-    "in_two",
     "kernel_library",
     "missing",
 ]
@@ -121,34 +120,27 @@ def _group_mean(device: str) -> Callable | None:
 
 
 def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """weight (N, K) -> w, w_low (N // pool, K): means of `pool` neighbouring rows in two pieces.
+    """weight (N, K) -> w in dtype, w_exact in float64 (N // pool, K): means of `pool` rows.
 
-    w in dtype, w_low in float32 what its rounding left over (empty for a dtype of double). Added in
-    float64. Rows that are left over are not read.
+    Added in float64. Rows that are left over are not read. w_exact is empty unless weight and dtype
+    are float32.
     """
     groups, columns = weight.size(0) // pool, weight.size(1)
     means = weight.new_empty((groups, columns), dtype=dtype)
-    rest = (0,) if dtype == torch.float64 else (groups, columns)
-    low = weight.new_empty(rest, dtype=torch.float32)
-    if weight.dtype == dtype == torch.float32 and weight.is_contiguous():
-        run = _group_mean(weight.device.type)
-        if run is not None:
-            run(weight, pool, means, low)
-            return means, low
+    both = weight.dtype == dtype == torch.float32
+    exact = weight.new_empty((groups, columns) if both else 0, dtype=torch.float64)
+    run = _group_mean(weight.device.type) if both and weight.is_contiguous() else None
+    if run is not None:
+        run(weight, pool, means, exact)
+        return means, exact
     block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
     for first in range(0, groups, block):
         last = min(first + block, groups)
         rows = weight[first * pool : last * pool].double().reshape(last - first, pool, columns)
-        means[first:last], left = in_two(rows.mean(1), dtype)
-        if low.dim() == 2:
-            low[first:last] = left
-    return means, low
-
-
-def in_two(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """float64 numbers rounded to dtype, and what that left over in float32; no rest of an inf."""
-    rounded = exact.to(dtype)
-    return rounded, (exact - rounded).nan_to_num(0.0, 0.0, 0.0).float()
+        means[first:last] = found = rows.mean(1)
+        if both:
+            exact[first:last] = found
+    return means, exact
 
 
 def adjacent(x: Tensor) -> Tensor:

@@ -4,21 +4,21 @@
 
 namespace {
 
-// w + w_low (groups, K) <- means of `pool` neighbouring rows of W (N, K); N / pool rounds down. An
-// empty w_low is not written.
-void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_low) {
+// w, w_exact (groups, K) <- means of `pool` neighbouring rows of W (N, K); N / pool rounds down. An
+// empty w_exact is not written.
+void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_exact) {
   WB_CHECK(W.dim() == 2, "W: wants a (N, K) matrix");
   const int64_t N = W.size(0), K = W.size(1);
   WB_CHECK(pool > 0, "pool: got ", pool, "; wants at least 1");
   wb::expect(W, "W", wb::Float, {N, K});
   wb::expect(w, "w", wb::Float, {N / pool, K});
-  const bool both = w_low.numel() > 0;
-  if (both) wb::expect(w_low, "w_low", wb::Float, {N / pool, K});
+  const bool both = w_exact.numel() > 0;
+  if (both) wb::expect(w_exact, "w_exact", wb::Double, {N / pool, K});
   wb::expect_same_device(W, "W", w, "w");
-  wb::expect_same_device(W, "W", w_low, "w_low");
+  wb::expect_same_device(W, "W", w_exact, "w_exact");
   const GroupMean p{W.const_data_ptr<float>(),
                     w.mutable_data_ptr<float>(),
-                    both ? w_low.mutable_data_ptr<float>() : nullptr,
+                    both ? w_exact.mutable_data_ptr<double>() : nullptr,
                     K,
                     N / pool,
                     pool};
@@ -36,6 +36,6 @@ void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_low) {
 #endif
 }
 
-WB_REGISTER("run(Tensor W, int pool, Tensor(a!) w, Tensor(b!) w_low) -> ()", run)
+WB_REGISTER("run(Tensor W, int pool, Tensor(a!) w, Tensor(b!) w_exact) -> ()", run)
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Rung 5: the product only has to find which u wins; its value is computed once more, in double.
 //   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
-//   y[i] = scale * gelu(sum_k x[i,k] (w + w_low)[m',k] + (b + b_low)[m'])
+//   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
 // Who owns what: a block owns a sample: 128 threads, or 32 where its rows are short.
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
 // Against rung 4: the error is the answer's own rounding. A large batch with many groups goes

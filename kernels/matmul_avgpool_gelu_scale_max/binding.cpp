@@ -68,15 +68,17 @@ void read_folded(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w, const w
 #endif
 
 #if defined(WB_READS_FOLDED) && !defined(WB_FOLDED)
-// w_low (M, K) and b_low (M), or both empty.
-void read_low(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w_low, const wb::Tensor& b_low) {
-  wb::expect_same_device(x, "x", w_low, "w_low");
-  wb::expect_same_device(x, "x", b_low, "b_low");
-  if (w_low.numel() == 0 && b_low.numel() == 0) return;
-  wb::expect(w_low, "w_low", wb::Float, {p.M, p.K});
-  wb::expect(b_low, "b_low", wb::Float, {p.M});
-  p.w_low = w_low.const_data_ptr<float>();
-  p.b_low = b_low.const_data_ptr<float>();
+// w_exact (M, K) and b_exact (M) in double, or both empty.
+void read_exact(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w_exact,
+                const wb::Tensor& b_exact) {
+  wb::expect_same_device(x, "x", w_exact, "w_exact");
+  wb::expect_same_device(x, "x", b_exact, "b_exact");
+  if (b_exact.numel() == 0 && w_exact.numel() == 0) return;
+  wb::expect(w_exact, "w_exact", wb::Double, {p.M, p.K});
+  wb::expect_aligned(w_exact, "w_exact");
+  wb::expect(b_exact, "b_exact", wb::Double, {p.M});
+  p.w_exact = w_exact.const_data_ptr<double>();
+  p.b_exact = b_exact.const_data_ptr<double>();
 }
 #endif
 
@@ -151,20 +153,21 @@ void run(const wb::Tensor& u_parts, const wb::Tensor& b, double scale, wb::Tenso
 WB_REGISTER("run(Tensor u_parts, Tensor b, float scale, Tensor(a!) y) -> ()", run)
 
 #elif defined(WB_WINNER)
-// y (B) <- u_parts (parts, B, M), whose winner is computed once more from x, w + w_low, b + b_low.
+// y (B) <- u_parts (parts, B, M), whose winner is computed once more from x, w_exact, b_exact.
 void run(const wb::Tensor& u_parts, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
-         const wb::Tensor& w_low, const wb::Tensor& b_low, double scale, wb::Tensor& y) {
+         const wb::Tensor& w_exact, const wb::Tensor& b_exact, double scale, wb::Tensor& y) {
   wb::expect_rows(x, "x");
   PoolChain p = chain_of(x, y, x.size(0), scale);
   read_folded(p, x, w, b);
-  read_low(p, x, w_low, b_low);
+  read_exact(p, x, w_exact, b_exact);
   read_parts(p, u_parts, p.B, p.M);
   wb::expect_same_device(x, "x", u_parts, "u_parts");
   run_rows(p, x, p.parts * p.M);
 }
 
 WB_REGISTER(
-    "run(Tensor u_parts, Tensor x, Tensor w, Tensor b, Tensor w_low, Tensor b_low, float scale, "
+    "run(Tensor u_parts, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, float "
+    "scale, "
     "Tensor(a!) y) -> ()",
     run)
 
@@ -172,12 +175,12 @@ WB_REGISTER(
 // u (B, count): features first.. of x w^T + b. The first block begins `ends` and `at` anew, the last
 // one, which has the last feature, writes y.
 void run(const wb::Tensor& u, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
-         const wb::Tensor& w_low, const wb::Tensor& b_low, int64_t first, double scale,
+         const wb::Tensor& w_exact, const wb::Tensor& b_exact, int64_t first, double scale,
          wb::Tensor& ends, wb::Tensor& at, wb::Tensor& y) {
   wb::expect_rows(x, "x");
   PoolChain p = chain_of(x, y, x.size(0), scale);
   read_folded(p, x, w, b);
-  read_low(p, x, w_low, b_low);
+  read_exact(p, x, w_exact, b_exact);
   wb::expect(u, "u", wb::Float, {p.B, wb::any});
   p.first = first;
   p.count = u.size(1);
@@ -195,7 +198,7 @@ void run(const wb::Tensor& u, const wb::Tensor& x, const wb::Tensor& w, const wb
 }
 
 WB_REGISTER(
-    "run(Tensor u, Tensor x, Tensor w, Tensor b, Tensor w_low, Tensor b_low, int first, "
+    "run(Tensor u, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, int first, "
     "float scale, Tensor(a!) ends, Tensor(b!) at, Tensor(c!) y) -> ()",
     run)
 #endif

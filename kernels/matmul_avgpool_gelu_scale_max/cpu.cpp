@@ -3,7 +3,7 @@
 // is computed once more, in double: the product in float32 only had to find it.
 //   u[i,m] = sum_k x[i,k] w[m,k] + b[m];  y[i] = max_m scale * gelu(u[i,m])
 // Who owns what: a call owns rows [begin, end) of a block.
-// Moves: a block of u, from the cache; once, 12 K bytes a row: x, and w + w_low of the winner.
+// Moves: a block of u, from the cache; once, 12 K bytes a row: x, and the weights of the winner.
 // Against rung 2: the product runs at the rate of a library, the maximum by vectors.
 #include "problem.h"
 #include "row.h"
@@ -21,9 +21,10 @@ float exact(const PoolChain& p, int64_t i, Ends<float> ends) {
   const double best = larger(left, right);
   if (!(best - best == 0)) return static_cast<float>(best);  // NaN and infinities stay
   const int64_t m = p.at[2 * i + (right >= left)];
-  const float *x = p.x + i * p.x_stride, *low = p.w_low ? p.w_low + m * p.K : nullptr;
-  const double b = p.b[m] + (p.b_low ? static_cast<double>(p.b_low[m]) : 0.0);
-  return static_cast<float>(p.scale * gelu(dot_in_two(x, p.w + m * p.K, low, p.K) + b));
+  const float* x = p.x + i * p.x_stride;
+  const double u = p.w_exact ? dot(x, p.w_exact + m * p.K, p.K) + p.b_exact[m]
+                             : dot(x, p.w + m * p.K, p.K) + p.b[m];
+  return static_cast<float>(p.scale * gelu(u));
 }
 
 }  // namespace

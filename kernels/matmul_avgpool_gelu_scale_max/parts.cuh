@@ -46,22 +46,24 @@ __device__ __forceinline__ Ends<float> team_ends(Ends<float> mine, bool dips) {
 }
 
 #ifdef WB_WINNER
-// u[i,m] in double, from the folded weights in their two pieces: the share of one of `threads` that
-// stand at `start`, `step` apart. The bias is with the first.
+// u[i,m] in double: the share of a thread that stands at `start`, the next one `step` further on.
+// The bias is with the first.
 template <int Width>
 __device__ __forceinline__ double share_of_u(const PoolChain& p, int64_t i, int64_t m,
                                              int64_t start, int64_t step) {
   const float *x = p.x + i * p.x_stride, *w = p.w + m * p.K;
-  const float* low = p.w_low ? p.w_low + m * p.K : w;
-  double sum = start ? 0.0 : p.b[m] + (p.b_low ? static_cast<double>(p.b_low[m]) : 0.0);
+  double sum = start ? 0.0 : p.b_exact ? p.b_exact[m] : p.b[m];
 #pragma unroll 4
   for (int64_t k = start; k < p.K; k += step) {
-    float a[Width], b[Width], c[Width];
+    float a[Width], b[Width];
     load_once<Width>(a, x + k, true);
-    load_once<Width>(b, w + k, true);
-    load_once<Width>(c, low + k, p.w_low != nullptr);
+    if (p.w_exact) {
+      sum = dot<Width>(a, p.w_exact + m * p.K + k, sum);
+    } else {
+      load_once<Width>(b, w + k, true);
 #pragma unroll
-    for (int j = 0; j < Width; ++j) sum = fma(static_cast<double>(a[j]), double(b[j]) + c[j], sum);
+      for (int j = 0; j < Width; ++j) sum = fma(static_cast<double>(a[j]), double(b[j]), sum);
+    }
   }
   return sum;
 }

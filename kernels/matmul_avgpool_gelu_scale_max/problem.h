@@ -3,8 +3,8 @@
 //     u[i,m] = 1/pool sum_j z[i, m pool + j] = sum_k x[i,k] w[m,k] + b[m],   m < M = N / pool
 //     y[i] = max_m scale * gelu(u[i,m])
 //
-// z = x W^T + bias; w and b are means of `pool` neighbouring rows of W and bias, made once; w_low and
-// b_low are what rounding them to float32 left over. Features from M pool on are dropped. This header is all that the binding, the launchers and the kernels
+// z = x W^T + bias; w and b are means of `pool` neighbouring rows of W and bias, made once. Features
+// from M pool on are dropped. This header is all that the binding, the launchers and the kernels
 // share. No torch in it.
 #pragma once
 #include <cstdint>
@@ -26,9 +26,10 @@ struct PoolChain {
   const float* b;        // (M)
   int64_t parts;
 #else                      // after torch's product, and what it takes to compute a u once more
-  const float* x;          // as above
-  const float *w, *w_low;  // (M, K) contiguous: w + w_low is the mean of the rows of W
-  const float *b, *b_low;  // (M); w_low and b_low are nullptr where they would be 0
+  const float* x;                   // as above
+  const float* w;                   // (M, K) contiguous
+  const float* b;                   // (M)
+  const double *w_exact, *b_exact;  // the same in double; nullptr where w and b are exact
 #if defined(WB_WINNER)
   const float* u_parts;  // as above
   int64_t parts;

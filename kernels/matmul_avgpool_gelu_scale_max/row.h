@@ -20,18 +20,17 @@ inline Ends<float> ends_of_row(const float* u, int64_t count, bool dips) {
   return ends;
 }
 
-// sum_k x[k] (w + low)[k], in a fixed order; low may be nullptr.
-inline double dot_in_two(const float* x, const float* w, const float* low, int64_t K) {
+inline doubles widen(const double* address) { return load(address); }
+
+// sum_k x[k] w[k] in double, in a fixed order; w in float or in double.
+template <class T>
+inline double dot(const float* x, const T* w, int64_t K) {
   doubles sum[kSums] = {};
   const int64_t whole = K - K % (kSums * kDoubles);
   for (int64_t k = 0; k < whole; k += kSums * kDoubles)
-    for (int s = 0; s < kSums; ++s) {
-      const int64_t at = k + s * kDoubles;
-      const doubles rest = low ? widen(low + at) : doubles{};
-      sum[s] += widen(x + at) * (widen(w + at) + rest);
-    }
+    for (int s = 0; s < kSums; ++s)
+      sum[s] += widen(x + k + s * kDoubles) * widen(w + k + s * kDoubles);
   double total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
-  for (int64_t k = whole; k < K; ++k)
-    total += x[k] * (static_cast<double>(w[k]) + (low ? low[k] : 0.f));
+  for (int64_t k = whole; k < K; ++k) total += static_cast<double>(x[k]) * w[k];
   return total;
 }

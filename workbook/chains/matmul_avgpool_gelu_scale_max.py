@@ -75,27 +75,29 @@ def _options(model: nn.Module) -> tuple[int, float] | None:
 
 @torch.no_grad()
 def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
-    """w (M, K), b (M,), w_low, b_low: means of `pool` neighbouring rows, added in float64.
+    """w (M, K), b (M,) in dtype, w_exact, b_exact in float64: means of `pool` neighbouring rows.
 
-    w and b are rounded to dtype; what that left over is in w_low and b_low, which are empty where
-    nothing is: for a dtype of double, and for a pool of 1, whose w is the weight itself. Raises
-    RuntimeError, as the pool does, where there is no group.
+    The last two are for the kernels, and empty where w and b say it all: in another type than
+    float32, and for a pool of 1, whose w is the weight itself. Raises RuntimeError, as the pool
+    does, where there is no group.
     """
     groups = bias.size(0) // pool if pool > 0 else 0
     if not groups:
         raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
-    nothing = bias.new_empty(0, dtype=torch.float32)
+    nothing = bias.new_empty(0, dtype=torch.float64)
     if pool == 1:
-        return weight.detach().to(dtype).contiguous(), bias.detach().to(dtype), nothing, nothing
-    w, w_low = ops.group_mean(weight, pool, dtype)
+        w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
+        return w, b, nothing, nothing
+    w, w_exact = ops.group_mean(weight, pool, dtype)
     means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
-    b, b_low = ops.in_two(means, dtype)
-    return w, b.contiguous(), w_low, b_low if w_low.numel() else nothing
+    return w, means.to(dtype), w_exact, means if w_exact.numel() else nothing
 
 
-def plain(x: Tensor, w: Tensor, b: Tensor, w_low: Tensor, b_low: Tensor, *options: float) -> Tensor:
+def plain(
+    x: Tensor, w: Tensor, b: Tensor, w_exact: Tensor, b_exact: Tensor, pool: int, scale: float
+) -> Tensor:
     """x (B, K) -> (B,), the folded chain in torch."""
-    return (F.gelu(torch.addmm(b, x, w.T)) * options[1]).amax(1)
+    return (F.gelu(torch.addmm(b, x, w.T)) * scale).amax(1)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
