@@ -77,7 +77,7 @@ def run_blocks(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: t
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
-        for n in range(0, used, columns):
+        for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
             z = F.linear(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
