@@ -20,9 +20,10 @@ PACKAGE = "workbook"
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
-    "toolchain recipe build normal ops variants chains ceilings families errors accuracy results "
-    "compare style chart legend plot_errors plot_overview plot_break_even plot trial prose "
-    "tables standin runner tidy pages report cli"
+    "toolchain recipe build normal gemm ops variants controls chains ceilings families errors "
+    "judge accuracy drafts pairs protocols results compare style chart legend plot_errors "
+    "plot_overview plot_break_even plot trial prose tables verdicts standin runner tidy pages "
+    "report standalone scopes modules amalgam export lines cli_check cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

@@ -26,6 +26,7 @@ __all__ = [
     "adjacent",
     "built",
     "column_sum",
+    "group_mean",
     "kernel_library",
     "missing",
 ]
@@ -93,6 +94,7 @@ def _column_sum(device: str) -> Callable | None:
     return built("column_sum", device, ["column_sum.cu" if device == "cuda" else "column_sum.cpp"])
 
 
+BLOCK = 1 << 22  # elements of a weight that are widened at a time
 SLICES = 16  # of the rows, on a GPU: 8192 columns alone are 64 blocks, for 132 multiprocessors
 
 
@@ -110,6 +112,32 @@ def column_sum(weight: Tensor) -> Tensor:
     partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
     run(weight, partial, total)
     return total
+
+
+@functools.cache
+def _group_mean(device: str) -> Callable | None:
+    return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
+
+
+def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> Tensor:
+    """weight (N, K) -> (N // pool, K) in dtype, means of `pool` neighbouring rows, rounded once.
+
+    Added in float64. Rows that are left over are not read.
+    """
+    groups, columns = weight.size(0) // pool, weight.size(1)
+    if weight.dtype == dtype == torch.float32 and weight.is_contiguous():
+        run = _group_mean(weight.device.type)
+        if run is not None:
+            means = weight.new_empty((groups, columns))
+            run(weight, means, pool)
+            return means
+    means = weight.new_empty((groups, columns), dtype=dtype)
+    block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
+    for first in range(0, groups, block):
+        last = min(first + block, groups)
+        rows = weight[first * pool : last * pool].double()
+        means[first:last] = rows.reshape(last - first, pool, columns).mean(1)
+    return means
 
 
 def adjacent(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ __all__ = ["problem", "problems"]
 
 SLUGS = (
     "matmul_sum_max_mean_logsumexp",
+    "matmul_avgpool_gelu_scale_max",
     "matmul_maxpool_sum_scale",
 )
 
