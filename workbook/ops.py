@@ -26,6 +26,7 @@ __all__ = [
     "adjacent",
     "built",
     "column_sum",
+    "group_mean",
     "kernel_library",
     "missing",
 ]
@@ -93,6 +94,7 @@ def _column_sum(device: str) -> Callable | None:
     return built("column_sum", device, ["column_sum.cu" if device == "cuda" else "column_sum.cpp"])
 
 
+BLOCK = 1 << 22  # elements of a weight that are widened at a time
 SLICES = 16  # of the rows, on a GPU: 8192 columns alone are 64 blocks, for 132 multiprocessors
 
 
@@ -110,6 +112,32 @@ def column_sum(weight: Tensor) -> Tensor:
     partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
     run(weight, partial, total)
     return total
+
+
+@functools.cache
+def _group_mean(device: str) -> Callable | None:
+    return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
+
+
+def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> Tensor:
+    """weight (N, K) -> (N // pool, K) in dtype, means of `pool` neighbouring rows, rounded once.
+
+    Added in float64. Rows that are left over are not read.
+    """
+    groups, columns = weight.size(0) // pool, weight.size(1)
+    if weight.dtype == dtype == torch.float32 and weight.is_contiguous():
+        run = _group_mean(weight.device.type)
+        if run is not None:
+            means = weight.new_empty((groups, columns))
+            run(weight, means, pool)
+            return means
+    means = weight.new_empty((groups, columns), dtype=dtype)
+    block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
+    for first in range(0, groups, block):
+        last = min(first + block, groups)
+        rows = weight[first * pool : last * pool].double()
+        means[first:last] = rows.reshape(last - first, pool, columns).mean(1)
+    return means
 
 
 def adjacent(x: Tensor) -> Tensor:
@@ -143,11 +171,13 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. plain(x, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
-    without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
+    derived. fold_options: how many of the options it takes, all if not given; a fold is made anew
+    where one of those changes. plain(x, *folded, *options) -> y: the algebra in torch; serves
+    dtypes and devices without a kernel.
+    reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
-    computes: dtype of x -> what `plain` computes it in.
+    computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -168,8 +198,10 @@ class FusedOp:
         name: str = "",
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
+        fold_options: int | None = None,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
+        self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
         self.dtype, self.computes = dtype, computes
@@ -227,8 +259,11 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        tensors, options = arguments[: self.parameters], arguments[self.parameters :]
-        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *arguments))
+        tensors = arguments[: self.parameters]
+        options = arguments[self.parameters :][: self.fold_options]
+        return self.folds.get(
+            (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
+        )
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
@@ -253,12 +288,14 @@ class FusedOp:
         return self._runs[device]
 
     def _forward(self, x: Tensor, *arguments: object) -> object:
-        """The kernel for float32, where there is one; the algebra in torch else."""
+        """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             device = "cuda" if x.is_cuda else "cpu"
             run = self.kernel(device)
             if run is not None:
                 return self.run_kernel(run, self.forms[self.kernels[device].form], x, *arguments)
+        if x.dtype not in self.computes:
+            return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])
 
     def _backward(self, ctx: object, grad: Tensor, *_: Tensor) -> tuple:

@@ -8,7 +8,11 @@ from workbook.spec import Problem
 
 __all__ = ["problem", "problems"]
 
-SLUGS = ("matmul_sum_max_mean_logsumexp",)
+SLUGS = (
+    "matmul_sum_max_mean_logsumexp",
+    "matmul_avgpool_gelu_scale_max",
+    "matmul_maxpool_sum_scale",
+)
 
 
 def problems() -> list[Problem]:
