@@ -86,7 +86,11 @@ def sum_chain(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def avg_pool_gelu(model: nn.Module, x: Tensor) -> Tensor:
-    mean = _windows(_rows(model.matmul, x), model.avg_pool).mean(2)
+    """The biases by themselves: where huge products cancel they are what is left."""
+    layer = model.matmul
+    products = x.double() @ layer.weight.double().T
+    mean = _windows(products, model.avg_pool).mean(2)
+    mean = mean + _windows(layer.bias.double().unsqueeze(0), model.avg_pool).mean(2)
     gelu = 0.5 * mean * torch.special.erfc(-mean / math.sqrt(2))
     return (gelu * model.scale_factor).amax(1)
 
