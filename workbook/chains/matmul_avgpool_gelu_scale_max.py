@@ -91,7 +91,7 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
         return w, b, nothing, nothing
     w, w_exact = ops.group_mean(weight, pool, dtype)
     means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
-    return w, means.to(dtype), w_exact, means if w_exact.numel() else nothing
+    return w, means.to(dtype), w_exact, means if w_exact.dim() == 2 else nothing
 
 
 def plain(
