@@ -186,7 +186,9 @@ def assert_accurate(y: Tensor, eager: Tensor, true: Tensor) -> None:
     least = ROUNDING[y.dtype]
     saved = ours & ~finite
     if saved.any():
-        assert errors(y[saved], true[saved])[1] <= 0.01 + least, "finite where eager is not, wrong"
+        # Below -8 torch's GELU is 0 in float64 too: its 1 + erf has no digits left there.
+        close = torch.isclose(y[saved].double(), true[saved], rtol=0.01 + least, atol=1e-13)
+        assert close.all(), "finite where eager is not, wrong"
     if not finite.any():
         return
     got, own = errors(y[finite], true[finite]), errors(eager[finite], true[finite])
