@@ -57,10 +57,10 @@ def fold_over_weight(op: FusedOp, layer: str) -> Variant:
             own = getattr(self, layer)
             if not self.folded:
                 depends_on = self.options[: op.fold_options]
-                w, b = op.fold(torch.float32, own.weight, own.bias, *depends_on)
+                w, b, *self.rest = op.fold(torch.float32, own.weight, own.bias, *depends_on)
                 own.weight, own.bias = nn.Parameter(w), nn.Parameter(b)
                 self.folded = True
-            return op.plain(x, own.weight, own.bias, *self.options)
+            return op.plain(x, own.weight, own.bias, *self.rest, *self.options)
 
     wrong = "the layer's own weight is gone: a state_dict no longer fits, and a load is lost"
     idea = "the fold written over the layer's weight"

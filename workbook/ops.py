@@ -119,25 +119,28 @@ def _group_mean(device: str) -> Callable | None:
     return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
 
 
-def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> Tensor:
-    """weight (N, K) -> (N // pool, K) in dtype, means of `pool` neighbouring rows, rounded once.
+def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight (N, K) -> w in dtype, w_exact in float64 (N // pool, K): means of `pool` rows.
 
-    Added in float64. Rows that are left over are not read.
+    Added in float64. Rows that are left over are not read. w_exact is empty unless weight and dtype
+    are float32.
     """
     groups, columns = weight.size(0) // pool, weight.size(1)
-    if weight.dtype == dtype == torch.float32 and weight.is_contiguous():
-        run = _group_mean(weight.device.type)
-        if run is not None:
-            means = weight.new_empty((groups, columns))
-            run(weight, means, pool)
-            return means
     means = weight.new_empty((groups, columns), dtype=dtype)
+    both = weight.dtype == dtype == torch.float32
+    exact = weight.new_empty((groups, columns) if both else 0, dtype=torch.float64)
+    run = _group_mean(weight.device.type) if both and weight.is_contiguous() else None
+    if run is not None:
+        run(weight, pool, means, exact)
+        return means, exact
     block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
     for first in range(0, groups, block):
         last = min(first + block, groups)
-        rows = weight[first * pool : last * pool].double()
-        means[first:last] = rows.reshape(last - first, pool, columns).mean(1)
-    return means
+        rows = weight[first * pool : last * pool].double().reshape(last - first, pool, columns)
+        means[first:last] = found = rows.mean(1)
+        if both:
+            exact[first:last] = found
+    return means, exact
 
 
 def adjacent(x: Tensor) -> Tensor:

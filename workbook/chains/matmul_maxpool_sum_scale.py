@@ -105,7 +105,7 @@ def plain(
     """x (B, K) -> (B,), the folded chain in torch, without a guard."""
     total = x @ w_sum + b_sum
     if pool == 2:
-        total = total + torch.addmm(shifts, x, differences.T).abs().sum(1)
+        total = total + torch.addmm(shifts, x, differences.to(x.dtype).T).abs().sum(1)
     return scale / pool * total
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbook import ops
+from workbook import gemm, ops
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
 # average, and neither eager's error nor ours is more than luck: there both make the same product.
 LEAST = (256, 1024)
-BLOCK, ROWS = 1 << 18, 256  # elements and rows of a block on a CPU: 1 MB stays in the cache
+BLOCK, ROWS = 1 << 19, 256  # elements and rows of a block on a CPU: 2 MB stay in its caches
 WIDENED = 1 << 22  # weights that are float64 at a time
 ELEMENTS = 1 << 28  # of a product at a time on a GPU
 
@@ -73,13 +73,14 @@ def run_blocks(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: t
     (weight, bias), (pool, scale) = parameters, options
     used = weight.size(0) // pool * pool
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
+    product = gemm.product if weight.size(0) >= LEAST[1] else F.linear
     rows, columns = _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
-        for n in range(0, used, columns):
+        for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
-            z = F.linear(part, weight[n:last], bias[n:last])
+            z = product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
         y[first : first + rows] = scaled(sums[:, 1], scale)
     return y
@@ -100,7 +101,7 @@ def run_half_blocks(
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         once = part, w_sum  # the dot product comes along with the first block
         for m in range(0, max(shifts.size(0), 1), columns):
-            g = part @ differences[m : m + columns].T
+            g = gemm.product(part, differences[m : m + columns])
             run(*once, g, shifts[m : m + columns], 0, sums)
             once = part[:, :0], w_sum[:0]
         total = sums[:, 0] + sums[:, 1] + b_sum
