@@ -24,6 +24,7 @@ __all__ = [
     "FusedOp",
     "Kernel",
     "adjacent",
+    "beside",
     "built",
     "column_sum",
     "kernel_library",
@@ -112,6 +113,11 @@ def column_sum(weight: Tensor) -> Tensor:
     return total
 
 
+def beside(run: Callable, name: str) -> Callable:
+    """Another op of the library that `run` is of, for a kernel that is more than one call."""
+    return getattr(getattr(torch.ops, run.namespace), name).default
+
+
 def adjacent(x: Tensor) -> Tensor:
     """x (B, K) itself where the features of a row are adjacent in memory, else a copy."""
     return x.contiguous() if x.stride()[1] != 1 and x.shape[1] > 1 else x
@@ -143,7 +149,8 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. plain(x, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
+    derived. whole: how many of the first parameters are not folded: the fold does not take them.
+    plain(x, *whole, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
     without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
@@ -166,13 +173,14 @@ class FusedOp:
         forms: Mapping[str, Form],
         kernels: Mapping[str, Kernel],
         name: str = "",
+        whole: int = 0,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.dtype, self.computes = dtype, computes
+        self.whole, self.dtype, self.computes = whole, dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -227,13 +235,15 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        tensors, options = arguments[: self.parameters], arguments[self.parameters :]
-        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *arguments))
+        given, options = arguments[self.whole :], arguments[self.parameters :]
+        tensors = given[: self.parameters - self.whole]
+        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *given))
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
-        options = arguments[self.parameters :]
-        found = self.plain(x.to(dtype), *self.folded(dtype, *arguments), *options)
+        whole, options = arguments[: self.whole], arguments[self.parameters :]
+        whole = (t.to(dtype) for t in whole)
+        found = self.plain(x.to(dtype), *whole, *self.folded(dtype, *arguments), *options)
         if isinstance(found, tuple):
             return tuple(t.to(x.dtype) for t in found)
         return found.to(x.dtype)
