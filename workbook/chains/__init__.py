@@ -8,7 +8,7 @@ from workbook.spec import Problem
 
 __all__ = ["problem", "problems"]
 
-SLUGS = ("matmul_sum_max_mean_logsumexp",)
+SLUGS = ("matmul_sum_max_mean_logsumexp", "gemm_batchnorm_scale_softmax")
 
 
 def problems() -> list[Problem]:
