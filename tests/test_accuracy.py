@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import workbook as wb
 from workbook import accuracy, errors, families, journal, paths, spec
-from workbook.accuracy import CheckFailed, errors_of, limits_of
+from workbook.accuracy import CheckFailed
+from workbook.errors import errors_of, limits_of
 from workbook.precision import poisoned
 from workbook.spec import Size, Variant
 from workbook.variants import kernels_digest

@@ -20,6 +20,8 @@ _HOMES = {
     "freeze": "fold",
     "refresh": "fold",
     "check": "accuracy",
+    "protocol": "protocols",
+    "protocol_table": "verdicts",
     "bench": "compare",
     "try_kernel": "trial",
     "predict": "compare",

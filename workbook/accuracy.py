@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from workbook import journal, machine, paths
-from workbook.errors import FACTOR, FLOOR, errors_of, exact, excess, limits_of
+from workbook.errors import errors_of
 from workbook.families import FAMILIES, SPECIAL, STATES
 from workbook.journal import Record, Records
+from workbook.judge import Judge, misfit
 from workbook.precision import poisoned, using_route
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import kernels_digest
@@ -113,9 +114,10 @@ def check(
 
     Each case: the candidate is made and called once; then the weights change in place; then the
     output is judged, from memory poisoned with NaN. Shape, dtype, device, an untouched input and
-    bit-identical repeats are part of it, and in train mode the buffers. Where the reference raises,
-    so must the candidate. states: all, the problem's own too, if not given; modes: those of the
-    problem that the variant computes. stop: at the first failure.
+    bit-identical repeats are part of it, in train mode the buffers, and that the model's state_dict
+    fits a candidate that is a module. Where the reference raises, so must the candidate. states:
+    all, the problem's own too, if not given; modes: those of the problem that the variant computes.
+    stop: at the first failure.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = p.variant(variant, device) if isinstance(variant, str) else variant
@@ -175,10 +177,10 @@ def _judged(
             candidate = variant.make(model)
             candidate(x)
             {**STATES, **p.states}[state](model, generator)
-            seen = _Seen(model, x)
+            judge = Judge(model, x)
             with poisoned():
                 y = copy.deepcopy(candidate(x))  # a copy: it may write the same memory again
-            seen.note(model)
+            judge.note(model)
             again = candidate(x)
     except Exception as error:  # whatever it raises, the candidate failed, but as the reference
         reason = "" if type(error) is type(refused) else f"raised {in_words(error)}"
@@ -186,18 +188,13 @@ def _judged(
     if refused is not None:
         reason = f"accepted what the reference refuses: {in_words(refused)}"
         return Record(kind="check", passed=False, reason=reason, **found)
-    eager, true = seen.reference(route), seen.exact()
-    own = errors_of(eager, true)
-    ours = errors_of(y, true) if isinstance(y, Tensor) else (float("inf"), float("inf"))
-    limits = limits_of(own, route)
-    reason = _fault(y, again, eager, x, seen.x) or excess(ours, own, limits)
-    reason = reason or seen.fault_of_buffers(FACTOR[route])
+    verdict = judge.verdict(y, x, again, route)
+    reason = misfit(candidate, judge.model) or verdict.reason
     if family == scores.family and shape["N"] > 1:
-        scores.add(seen.model, x, true, limits)
+        scores.add(judge.model, x, verdict.true, verdict.limits)
     return Record(
-        kind="check", passed=not reason, reason=reason, rel_error=ours[0], rel_error_rows=ours[1],
-        rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=limits[0],
-        how={"limit_rows": limits[1]}, **found,
+        kind="check", passed=not reason, reason=reason,
+        how={"limit_rows": verdict.limits[1]}, **verdict.fields(), **found,
     )  # fmt: skip
 
 
@@ -209,66 +206,6 @@ def _raised(run: Callable[[], object]) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-class _Seen:
-    """The model and the input as they were before a candidate ran; the buffers it left behind."""
-
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
-        self.model, self.x = copy.deepcopy(model), x.clone()
-        self.left: dict[str, Tensor] = {}
-
-    def note(self, model: nn.Module) -> None:
-        """Keep the buffers as they are now."""
-        self.left = {name: b.clone() for name, b in model.named_buffers()}
-
-    def reference(self, route: str) -> Tensor:
-        """The reference's output in the model's own type."""
-        self._eager = copy.deepcopy(self.model)
-        with torch.no_grad(), using_route(route):
-            return self._eager(self.x)
-
-    def exact(self) -> Tensor:
-        """The reference's output in float64."""
-        self._double = copy.deepcopy(self.model).double()
-        return exact(self._double, self.x)
-
-    def fault_of_buffers(self, factor: float) -> str:
-        """The first buffer that errs more than `factor` times eager's own, or the floor."""
-        eager, true = dict(self._eager.named_buffers()), dict(self._double.named_buffers())
-        for name, left in self.left.items():
-            error, own = (
-                errors_of(t.reshape(1, -1), true[name].double().reshape(1, -1))[0]
-                for t in (left, eager[name])
-            )
-            if not error <= max(factor * own, FLOOR):
-                return f"buffer {name}: error {error:.1e}, eager {own:.1e}"
-        return ""
-
-
-def _fault(y: Tensor, again: Tensor, eager: Tensor, x: Tensor, kept: Tensor) -> str:
-    """What is wrong beside the size of the error; empty if nothing."""
-    if not isinstance(y, Tensor):
-        return f"output: got a {type(y).__name__}, wants a Tensor"
-    for name in ("shape", "dtype", "device"):
-        got, wants = getattr(y, name), getattr(eager, name)
-        if got != wants:
-            return f"{name}: got {got}, wants {wants}"
-    if not _same(x, kept):
-        return "the input was modified"
-    lost = (eager.isfinite() & ~y.isfinite()).sum().item()
-    if lost:
-        return f"{lost} of {y.numel()} outputs are not finite where eager's are"
-    dropped = (eager.isnan() & ~y.isnan()).sum().item()
-    if dropped:
-        return f"{dropped} of {y.numel()} outputs are not NaN where eager's are"
-    if not _same(y, again):
-        return "two calls on the same input differ"
-    return ""
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def in_words(error: Exception) -> str:

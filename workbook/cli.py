@@ -1,15 +1,14 @@
-"""python -m workbook: list, doctor, build, check, bench, results, records, run, report."""
+"""python -m workbook: list, doctor, build, check, bench, results, records, export, run, report."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbook import journal, paths
+from workbook.lines import print_lines
 
 __all__ = ["main"]
 
@@ -70,22 +69,18 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--verbose", action="store_true", help="show ninja and ptxas at work")
     check = add("check", _check, "hold variants against the float64 oracle", f"check {slug}")
     _where(check)
-    _json(check)
-    check.add_argument("--variants", default="fused", help="comma-separated, or `controls`, `all`")
-    check.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
+    check.add_argument("--variants", help="comma-separated, or `controls`, `all`; default: fused")
+    check.add_argument("--protocol", choices=("eval", "harness"),
+                       help="as a public protocol judges, our rule beside it")  # fmt: skip
+    check.add_argument("--file", type=Path, metavar="FILE.py",
+                       help="with --protocol: judge the ModelNew of a file")  # fmt: skip
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
     _where(bench)
-    _json(bench)
     bench.add_argument("--variants", help="comma-separated; all of the device if not given")
     bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
-    bench.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -95,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
     records.add_argument("action", choices=("import",))
     records.add_argument("file", type=Path, metavar="FILE", help="a .jsonl file or a folder")
+    _written(add("export", _export, "write ModelNew as one file that needs only torch",
+                 f"export {slug} -o model_new.py --reference model.py"))  # fmt: skip
     run = add("run", _run, "execute notebooks without Jupyter",
               "run 01_matmul_sum_max_mean_logsumexp --output executed/")  # fmt: skip
     run.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="name or path; all if none")
@@ -113,9 +110,22 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
     if size:
         command.add_argument(
             "--size",
-            choices=("laptop", "paper"),
-            help="default: check laptop; bench laptop on a CPU, paper on a GPU",
+            help="see `list`; default: laptop, but for bench on a GPU: paper",
         )
+        command.add_argument(
+            "--mode", choices=("eval", "train"), help="of the model; default: check all, bench eval"
+        )
+        command.add_argument(
+            "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+        )
+        _json(command)
+
+
+def _written(command: argparse.ArgumentParser) -> None:
+    command.add_argument("slug", metavar="SLUG", help="a problem; see `list`")
+    command.add_argument("-o", dest="file", type=Path, metavar="FILE", required=True)
+    command.add_argument("--reference", type=Path, metavar="FILE", help="its Model and inputs too")
+    command.add_argument("--force", action="store_true", help="replace a file of somebody else's")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -136,13 +146,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _print(objects: Iterable[dict]) -> None:
-    """A line each; inf and nan, which JSON lacks, as strings, as in the records."""
-    for one in objects:
-        plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in one.items()}
-        print(json.dumps(plain, default=str, allow_nan=False), flush=True)
-
-
 def _device(arguments: Arguments) -> str:
     import torch
 
@@ -156,7 +159,7 @@ def _list(arguments: Arguments) -> int:
         keys = [v.key for v in p.variants]
         if arguments.json:
             sizes = {name: {**p.shape(name)} for name in p.sizes}
-            _print([{"problem": p.slug, "title": p.title, "sizes": sizes, "variants": keys}])
+            print_lines([{"problem": p.slug, "title": p.title, "sizes": sizes, "variants": keys}])
             continue
         sizes = "; ".join(f"{n}: " + ", ".join(f"{k}={v}" for k, v in p.shape(n).items())
                           for n in p.sizes)  # fmt: skip
@@ -169,7 +172,7 @@ def _doctor(arguments: Arguments) -> int:
 
     findings = doctor()
     if arguments.json:
-        _print(vars(f) for f in findings)
+        print_lines(vars(f) for f in findings)
     else:
         print("\n".join(map(str, findings)))
     return int(any(f.ok is False for f in findings))
@@ -187,47 +190,15 @@ def _build(arguments: Arguments) -> int:
                 made = library_of(slug, v, verbose=arguments.verbose)
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
-    ops.built("column_sum", device, [f"column_sum.{'cu' if device == 'cuda' else 'cpp'}"])
+    for name in ("column_sum", "group_mean"):
+        ops.built(name, device, [f"{name}.{'cu' if device == 'cuda' else 'cpp'}"])
     return 0
 
 
 def _check(arguments: Arguments) -> int:
-    from workbook.accuracy import check
-    from workbook.chains import problem
+    from workbook import cli_check
 
-    device, right = _device(arguments), True
-    for slug in arguments.slugs:
-        p = problem(slug)
-        for v in _named(p, arguments.variants, device):
-            result = check(
-                p, variant=v, device=device, size=arguments.size or "laptop",
-                stop=v.is_control, keep=arguments.keep, progress=sys.stderr.isatty(),
-            )  # fmt: skip
-            right &= result.ok != v.is_control
-            if arguments.json:
-                _print(_check_line(r) for r in result.records)
-                continue
-            print(f"{result}" + (f"\n  control: {v.wrong}" if v.is_control else ""))
-            for score in result.scores:
-                verdict = "ACCEPTED: the rule is blind" if score["accepted"] else "rejected"
-                print(f"  {score['name']}: {score['rel_error']:.1e}, {verdict}")
-    return int(not right)
-
-
-def _check_line(record: journal.Record) -> dict:
-    names = ("problem", "variant", "route", "device", "card", "size", "shape", "family", "state",
-             "seed", "rel_error", "rel_error_rows", "rel_error_eager", "rel_error_eager_rows",
-             "limit", "passed", "reason", "date", "commit")  # fmt: skip
-    return {name: getattr(record, name) for name in names}
-
-
-def _named(p: object, names: str, device: str) -> list:
-    here = [v for v in p.variants if device in v.devices and v.route == "float32"]
-    if names == "all":
-        return here
-    if names == "controls":
-        return [v for v in here if v.is_control]
-    return [p.variant(name, device) for name in names.split(",")]
+    return cli_check.run(arguments, _device(arguments))
 
 
 def _bench(arguments: Arguments) -> int:
@@ -240,11 +211,12 @@ def _bench(arguments: Arguments) -> int:
         names = arguments.variants.split(",") if arguments.variants else None
         result = bench(
             problem(slug), size=arguments.size, device=device, variants=names,
+            mode=arguments.mode or "eval",
             rounds=arguments.rounds, budget_s=arguments.budget, flush=arguments.flush,
             keep=arguments.keep, progress=True,
         )  # fmt: skip
         if arguments.json:
-            _print(map(line, result.records))
+            print_lines(map(line, result.records))
         else:
             first = result.records[0]
             shape = ", ".join(f"{k}={v}" for k, v in first.shape.items())
@@ -266,7 +238,7 @@ def _results(arguments: Arguments) -> int:
         kept.query(problem=wanted).newest(), key=lambda r: (r.card, r.date), reverse=True
     )
     if arguments.json:
-        _print(map(line, newest))
+        print_lines(map(line, newest))
         return 0
     if arguments.picture:
         from workbook.tables import cover
@@ -296,6 +268,14 @@ def _records(arguments: Arguments) -> int:
         journal.append([r for r in new if journal.place(r, paths.data()) == place], place)
         print(place.relative_to(paths.root()))
     print(f"{len(new)} records taken, {len(found) - len(new)} were there", file=sys.stderr)
+    return 0
+
+
+def _export(arguments: Arguments) -> int:
+    from workbook.export import export
+
+    given = arguments.slug, arguments.file, arguments.reference, arguments.force
+    print(*export(*given), sep="\n")
     return 0
 
 

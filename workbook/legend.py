@@ -145,7 +145,7 @@ def said(timed: Timed, predicted: float | None = None) -> str:
 def of_kind(given: Any, who: str, kind: str) -> Records:
     """The records of a kind, from records or a result that has them. ValueError without any."""
     every = Records(getattr(given, "records", given))
-    found = every.query(kind=kind)
+    found = every.query(kind=kind, protocol="")
     if not found:
         make = "wb.check(p)" if kind == "check" else "wb.bench(p)"
         raise ValueError(

@@ -27,6 +27,7 @@ __all__ = [
     "beside",
     "built",
     "column_sum",
+    "group_mean",
     "kernel_library",
     "missing",
 ]
@@ -94,6 +95,7 @@ def _column_sum(device: str) -> Callable | None:
     return built("column_sum", device, ["column_sum.cu" if device == "cuda" else "column_sum.cpp"])
 
 
+BLOCK = 1 << 22  # elements of a weight that are widened at a time
 SLICES = 16  # of the rows, on a GPU: 8192 columns alone are 64 blocks, for 132 multiprocessors
 
 
@@ -116,6 +118,35 @@ def column_sum(weight: Tensor) -> Tensor:
 def beside(run: Callable, name: str) -> Callable:
     """Another op of the library that `run` is of, for a kernel that is more than one call."""
     return getattr(getattr(torch.ops, run.namespace), name).default
+
+
+@functools.cache
+def _group_mean(device: str) -> Callable | None:
+    return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
+
+
+def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight (N, K) -> w in dtype, w_exact in float64 (N // pool, K): means of `pool` rows.
+
+    Added in float64. Rows that are left over are not read. w_exact is empty unless weight and dtype
+    are float32.
+    """
+    groups, columns = weight.size(0) // pool, weight.size(1)
+    means = weight.new_empty((groups, columns), dtype=dtype)
+    both = weight.dtype == dtype == torch.float32
+    exact = weight.new_empty((groups, columns) if both else 0, dtype=torch.float64)
+    run = _group_mean(weight.device.type) if both and weight.is_contiguous() else None
+    if run is not None:
+        run(weight, pool, means, exact)
+        return means, exact
+    block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
+    for first in range(0, groups, block):
+        last = min(first + block, groups)
+        rows = weight[first * pool : last * pool].double().reshape(last - first, pool, columns)
+        means[first:last] = found = rows.mean(1)
+        if both:
+            exact[first:last] = found
+    return means, exact
 
 
 def adjacent(x: Tensor) -> Tensor:
@@ -149,12 +180,14 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. whole: how many of the first parameters are not folded: the fold does not take them.
+    derived. whole: how many of the first parameters it does not take. fold_options: how many of the
+    options it takes, all if not given; a fold is made anew where one of those changes.
     plain(x, *whole, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
-    without a kernel. reference(x, *parameters, *options) -> y: differentiable, the original chain.
+    without a kernel.
+    reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
-    computes: dtype of x -> what `plain` computes it in.
+    computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -176,8 +209,10 @@ class FusedOp:
         whole: int = 0,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
+        fold_options: int | None = None,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
+        self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
         self.whole, self.dtype, self.computes = whole, dtype, computes
@@ -235,9 +270,11 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        given, options = arguments[self.whole :], arguments[self.parameters :]
-        tensors = given[: self.parameters - self.whole]
-        return self.folds.get((dtype, *options), tensors, lambda: self.fold(dtype, *given))
+        tensors = arguments[self.whole : self.parameters]
+        options = arguments[self.parameters :][: self.fold_options]
+        return self.folds.get(
+            (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
+        )
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
@@ -263,12 +300,14 @@ class FusedOp:
         return self._runs[device]
 
     def _forward(self, x: Tensor, *arguments: object) -> object:
-        """The kernel for float32, where there is one; the algebra in torch else."""
+        """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             device = "cuda" if x.is_cuda else "cpu"
             run = self.kernel(device)
             if run is not None:
                 return self.run_kernel(run, self.forms[self.kernels[device].form], x, *arguments)
+        if x.dtype not in self.computes:
+            return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])
 
     def _backward(self, ctx: object, grad: Tensor, *_: Tensor) -> tuple:

@@ -93,6 +93,11 @@ class Record:
         return str(self.how.get("flush", ""))
 
     @property
+    def protocol(self) -> str:
+        """The public protocol that a check followed: eval, harness; "" for our rule's own."""
+        return str(self.how.get("protocol", ""))
+
+    @property
     def median_ms(self) -> float | None:
         """Median of samples_ms; None when there are none, nan when one is not finite."""
         if not self.samples_ms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -74,7 +75,7 @@ def _first_on_path(names: Sequence[str]) -> Path | None:
 def output(command: Sequence[str], cwd: Path | None = None) -> str | None:
     """What a program prints; None when it is not there, fails or takes longer than 10 s."""
     env = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             command,
             cwd=cwd,
@@ -85,6 +86,5 @@ def output(command: Sequence[str], cwd: Path | None = None) -> str | None:
             encoding="utf-8",
             errors="replace",
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+        return done.stdout if done.returncode == 0 else None
+    return None

@@ -1,4 +1,4 @@
-// s[k] = sum_n W[n,k] on a CPU. A strip of columns at a time: its sums stay in L1, the rows pass by
+// s[k] = sum_n W[n,k] on a CPU. A strip of columns at a time: its sums stay in L1, the rows go by
 // once, four together, so that a sum is loaded and stored once for four additions. The columns are
 // independent, so the compiler vectorises across them.
 // Moves: W once, 4 N K bytes. Rows of the strip are asked for while those before are added.

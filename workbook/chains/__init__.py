@@ -8,7 +8,12 @@ from workbook.spec import Problem
 
 __all__ = ["problem", "problems"]
 
-SLUGS = ("matmul_sum_max_mean_logsumexp", "gemm_batchnorm_scale_softmax")
+SLUGS = (
+    "matmul_sum_max_mean_logsumexp",
+    "matmul_avgpool_gelu_scale_max",
+    "gemm_batchnorm_scale_softmax",
+    "matmul_maxpool_sum_scale",
+)
 
 
 def problems() -> list[Problem]:

@@ -1,0 +1,311 @@
+"""What the tests of the drop-ins share: subjects, twins, weights and inputs, the assertions.
+
+A subject is one problem with options and a mode of its own; a test that is about any drop-in takes
+each of them. Nothing here calls the code under test to decide what is right: that is `definitions`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import definitions
+import pytest
+import torch
+from torch import Tensor, nn
+
+import workbook as wb
+from workbook import tools
+
+LEAST = 2e-7  # the relative error that is allowed whatever eager's own is
+ROUNDING = {torch.float64: 1e-12, torch.float32: LEAST, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = list(ROUNDING)
+INF, NAN = float("inf"), float("nan")
+
+needs_compiler = pytest.mark.skipif(tools.compiler() is None, reason="no C++ compiler here")
+needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
+needs_inductor = pytest.mark.skipif(
+    " " in torch.__path__[0], reason="torch.compile can't build below a path with a space"
+)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+
+
+# --- subjects ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A problem, the options of its constructor (what follows in and out features), a mode.
+
+    linear: the attribute of its Linear. Written: the module and the formula that say what is right.
+    """
+
+    name: str
+    slug: str
+    linear: str
+    written: type[nn.Module]
+    formula: Callable[[nn.Module, Tensor], Tensor]
+    options: tuple = ()
+    mode: str = "eval"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def Model(self) -> type[nn.Module]:
+        return wb.problem(self.slug).Model
+
+    @property
+    def ModelNew(self) -> type[nn.Module]:
+        return wb.problem(self.slug).ModelNew
+
+    @property
+    def has_statistics(self) -> bool:
+        """A call writes buffers: BatchNorm in training."""
+        return self.mode == "train" and self.written is definitions.BatchNormSoftmax
+
+    def new(self, K: int, N: int, *, seed: int = 0, options: tuple | None = None) -> nn.Module:
+        """A drop-in in the subject's mode, drawn after `seed`."""
+        torch.manual_seed(seed)
+        model = self.ModelNew(K, N, *(self.options if options is None else options))
+        return model.train(self.mode == "train")
+
+    def twins(
+        self,
+        K: int,
+        N: int,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        options: tuple | None = None,
+    ) -> tuple[nn.Module, nn.Module]:
+        """The reference and the drop-in, with equal parameters that share no memory."""
+        new = self.new(K, N, seed=seed, options=options).to(device, dtype)
+        return reference_of(new), new
+
+    def layer(self, model: nn.Module) -> nn.Linear:
+        return getattr(model, self.linear)
+
+    def with_options(self, *options: object) -> Subject:
+        return replace(self, options=options)
+
+
+_SUM = ("matmul_sum_max_mean_logsumexp", "linear", definitions.SumChain, definitions.sum_chain)
+_AVG = ("matmul_avgpool_gelu_scale_max", "matmul", definitions.AvgPoolGelu)
+_BN = ("gemm_batchnorm_scale_softmax", "gemm", definitions.BatchNormSoftmax)
+_MAX = ("matmul_maxpool_sum_scale", "matmul", definitions.MaxPoolSum, definitions.max_pool_sum)
+_AVG, _BN = (*_AVG, definitions.avg_pool_gelu), (*_BN, definitions.batchnorm_softmax)
+
+SUM = Subject("sum", *_SUM)
+AVG = Subject("avgpool", *_AVG, (3, 2.0))
+BN = Subject("bn", *_BN)
+BN_TRAIN = Subject("bn-train", *_BN, mode="train")
+MAX = Subject("maxpool", *_MAX, (2, 0.5))
+# Each path that a problem has: of the scale's sign, of the pool's width, of the mode.
+SUBJECTS = [
+    SUM,
+    AVG,
+    Subject("avgpool-negative", *_AVG, (4, -1.5)),
+    BN,
+    BN_TRAIN,
+    MAX,
+    Subject("maxpool-3", *_MAX, (3, -1.5)),
+]
+PROBLEMS = [SUM, AVG, BN, MAX]
+each = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+each_problem = pytest.mark.parametrize("subject", PROBLEMS, ids=str)
+
+
+# --- models and inputs ------------------------------------------------------------------------
+
+
+def drawn(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal values from a generator of their own."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def reference_of(new: nn.Module) -> nn.Module:
+    """The reference with what `new` has now, parameters, options and mode, in memory of its own."""
+    reference = copy.deepcopy(new)
+    reference.__class__ = subject_of(new).Model
+    return reference
+
+
+def subject_of(model: nn.Module) -> Subject:
+    """The problem that a model, reference or drop-in, belongs to."""
+    return next(s for s in PROBLEMS if isinstance(model, s.Model))
+
+
+def truth(model: nn.Module, x: Tensor) -> Tensor:
+    """y in float64 from the definition, with what the model has at this moment."""
+    with torch.no_grad():
+        return subject_of(model).formula(model, x)
+
+
+def layer_of(model: nn.Module) -> nn.Linear:
+    return getattr(model, subject_of(model).linear)
+
+
+# --- assertions -------------------------------------------------------------------------------
+
+
+def _as_rows(y: Tensor) -> Tensor:
+    return y.reshape(y.size(0), -1) if y.dim() and y.numel() else y.reshape(y.numel(), 1)
+
+
+def errors(y: Tensor, true: Tensor) -> tuple[float, float]:
+    """Relative error of the whole, in the 2-norm, and of the worst row; 0/0 is no error.
+
+    Of a difference, one step of the type's least number does not count.
+    """
+    step = torch.finfo(y.dtype).smallest_normal * torch.finfo(y.dtype).eps
+    y, true = _as_rows(y.double()), _as_rows(true)
+    difference = ((y - true).abs() - step).clamp_min(0)
+    rows, sizes = difference.norm(dim=1), true.norm(dim=1)
+    whole = rows.norm() / sizes.norm() if difference.any() else difference.sum()
+    return whole.item(), torch.where(rows == 0, 0.0, rows / sizes).max().item()
+
+
+def assert_accurate(y: Tensor, eager: Tensor, true: Tensor) -> None:
+    """At most twice eager's own error, or what one rounding of the type costs: whole and rows.
+
+    Rows finite in eager are finite; rows that can't be finite are not. A row that only eager has
+    not finite (it overflowed on its way) may be finite here if it is right.
+    """
+    assert y.shape == eager.shape and y.dtype == eager.dtype and y.device == eager.device
+    if not y.numel():
+        return
+    finite = _as_rows(eager).isfinite().all(1)
+    ours, possible = _as_rows(y).isfinite().all(1), _as_rows(true.to(y.dtype)).isfinite().all(1)
+    assert ours[finite].all(), "a row that eager has finite is not"
+    assert not ours[~finite & ~possible].any(), "a row that can't be finite is"
+    y, eager, true = _as_rows(y), _as_rows(eager), _as_rows(true)
+    least = ROUNDING[y.dtype]
+    saved = ours & ~finite
+    if saved.any():
+        assert errors(y[saved], true[saved])[1] <= 0.01 + least, "finite where eager is not, wrong"
+    if not finite.any():
+        return
+    got, own = errors(y[finite], true[finite]), errors(eager[finite], true[finite])
+    for name, g, e in zip(("whole", "worst row"), got, own, strict=True):
+        assert g <= max(2 * e, least), f"{name}: error {g:.3g}, eager's own {e:.3g}"
+
+
+def assert_buffers(model: nn.Module, reference: nn.Module, true: Mapping[str, Tensor]) -> None:
+    """The buffers after a call, beside the reference's after its own; true: them in float64."""
+    theirs = dict(reference.named_buffers())
+    ours = dict(model.named_buffers())
+    assert list(ours) == list(theirs)
+    for name, wanted in theirs.items():
+        got = ours[name]
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape, name
+        try:
+            if name not in true or not wanted.is_floating_point():
+                torch.testing.assert_close(got, wanted, equal_nan=True, rtol=0, atol=0)
+                continue
+            seen = wanted.isfinite()
+            assert got.isfinite()[seen].all(), "not finite where eager is"
+            assert not got.isfinite()[~true[name].isfinite()].any(), "finite where it can't be"
+            columns = [t[seen].unsqueeze(0) for t in (got, wanted, true[name])]
+            assert_accurate(*columns)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
+    """The buffers that one call leaves, in float64; {} where it leaves them alone."""
+    bn = getattr(model, "bn", None)
+    writes = bn is not None and bn.training and getattr(bn, "running_mean", None) is not None
+    if not writes or not isinstance(x, Tensor) or x.dim() != 2 or x.size(0) < 2:
+        return {}
+    with torch.no_grad():
+        return outcome(lambda: definitions.buffers_after(model, x))[0] or {}
+
+
+def assert_fresh(new: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> None:
+    """`new` computes with the weights that `model` has at this moment."""
+    reference = reference_of(model)
+    true, true_buffers = truth(reference, x), buffers_after(reference, x)
+    with torch.no_grad():
+        assert_accurate(new(x), reference(x), true)
+    assert_buffers(model, reference, true_buffers)
+
+
+def outcome(function: Callable[[], Tensor]) -> tuple[Tensor | None, type | None, str]:
+    """(value, None, "") or (None, class of the exception, its text)."""
+    try:
+        return function(), None, ""
+    except Exception as error:
+        return None, type(error), str(error)
+
+
+def strides(y: Tensor) -> list[int]:
+    """Of the dimensions whose stride means something."""
+    return [stride for size, stride in zip(y.shape, y.stride(), strict=True) if size > 1]
+
+
+def assert_like(
+    reference: nn.Module, new: Callable, x: object, *, model: nn.Module | None = None
+) -> str:
+    """The same value and buffers, or an exception of the same class; its text is returned.
+
+    model: the drop-in itself, where `new` is its compiled form.
+    """
+    model = new if model is None else model
+    known = isinstance(x, Tensor) and x.dim() == 2 and x.layout is torch.strided
+    known = known and x.is_floating_point()
+    true, true_buffers = None, buffers_after(reference, x)
+    if known:
+        true = outcome(lambda: truth(reference, x))[0]
+    wanted, wanted_error, _ = outcome(lambda: reference(x))
+    got, error, text = outcome(lambda: new(x))
+    assert error is wanted_error, f"{error} instead of {wanted_error}: {text}"
+    assert_buffers(model, reference, {} if wanted is None else true_buffers)
+    if wanted is None:
+        return text
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype and got.device == wanted.device
+    assert got.requires_grad == wanted.requires_grad and strides(got) == strides(wanted)
+    if true is not None and true.shape == wanted.shape and wanted.is_floating_point():
+        assert_accurate(got.detach(), wanted.detach(), true)
+        nan = x.isnan().any(1)
+        if nan.any() and got.size(0) == x.size(0):
+            assert got[nan].isnan()[wanted[nan].isnan()].all(), "a NaN of its row is lost"
+    else:
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    return ""
+
+
+def gradients(model: Callable, x: Tensor, *, weigh: Tensor | None = None, of=None) -> dict:
+    """Gradients of x and of every parameter by name; None where none is wanted.
+
+    The outputs are weighed, or a softmax's rows, which sum to 1, would have none. of: the module
+    behind a compiled one.
+    """
+    of = model if of is None else of
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.requires_grad)
+    for p in of.parameters():
+        p.grad = None
+    y = model(x)
+    if weigh is None:
+        weigh = drawn(tuple(y.shape), 4).to(y)
+    (y * weigh).sum().backward()
+    return {"x": x.grad, **{name: p.grad for name, p in of.named_parameters()}}
+
+
+def assert_gradients_close(ours: Mapping, theirs: Mapping, tolerance: float = 1e-5) -> None:
+    """Each within `tolerance` of the reference's, in the 2-norm; not finite in the same places."""
+    assert list(ours) == list(theirs)
+    for name, wanted in theirs.items():
+        got = ours[name]
+        assert (got is None) == (wanted is None), name
+        if wanted is None:
+            continue
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
+        finite = wanted.isfinite()
+        assert torch.equal(got.isfinite(), finite), f"{name}: finite in other places"
+        got, wanted = got[finite].double(), wanted[finite].double()
+        error = (got - wanted).norm()
+        assert error <= tolerance * wanted.norm() + 1e-30, f"{name}: {error:.3g} away"

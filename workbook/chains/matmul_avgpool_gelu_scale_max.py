@@ -1,0 +1,238 @@
+"""Linear -> average pool over features -> GELU -> scale -> max: a product `pool` times smaller.
+
+    u[i,m] = 1/pool sum_j z[i, m pool + j] = sum_k x[i,k] w[m,k] + b[m],   m < M = N // pool
+    y[i] = max_m scale gelu(u[i,m])
+
+The average is linear, so it goes through the matrix product: 2 B K N operations become 2 B K M.
+GELU falls, then rises: of all u[i,:] two decide about the maximum, which two depends on the sign
+of the scale. The features from M pool on are dropped, as the pool does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbook import gemm, normal, ops, variants
+from workbook.chains import matmul_avgpool_gelu_scale_max_road as road
+from workbook.spec import Problem, Size
+
+__all__ = ["Model", "ModelNew", "fold", "plain", "problem"]
+
+SLUG = "matmul_avgpool_gelu_scale_max"
+
+
+class Model(nn.Module):
+    """x (B, in_features) -> (B,): a Linear, its averages, their GELU, scaled, the largest."""
+
+    def __init__(
+        self, in_features: int, out_features: int, pool_kernel_size: int, scale_factor: float
+    ) -> None:
+        super().__init__()
+        self.matmul = nn.Linear(in_features, out_features)
+        self.avg_pool = nn.AvgPool1d(kernel_size=pool_kernel_size)
+        self.scale_factor = scale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.matmul(x)
+        x = self.avg_pool(x.unsqueeze(1)).squeeze(1)
+        x = F.gelu(x)
+        x = x * self.scale_factor
+        return torch.max(x, dim=1).values
+
+
+class ModelNew(Model):
+    """The drop-in: constructor, submodules, state_dict and random draws of Model; less product.
+
+    The weights are folded when first used and again after they change. After an edit in place
+    through `.data`, which torch hides, call `workbook.refresh(model)`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear = self._modules["matmul"]
+        operands, options = normal.operands(x, linear), _options(self)
+        if operands is not None and options is not None and options[0] <= operands[2].size(0):
+            return OP(*operands, *options)
+        normal.explain(x, linear)
+        return super().forward(x)
+
+
+def _options(model: nn.Module) -> tuple[int, float] | None:
+    """(pool, scale) as they are now; None where the reference's forward has to run."""
+    pool, scale = model._modules["avg_pool"], model.scale_factor
+    if not normal.is_plain(pool, nn.AvgPool1d) or pool.padding not in (0, (0,)) or pool.ceil_mode:
+        return None
+    size = pool.kernel_size[0] if type(pool.kernel_size) is tuple else pool.kernel_size
+    number = type(scale) is float or (type(scale) is int and abs(scale) <= 2**53)
+    if not number or type(size) is not int or size < 1 or pool.stride not in (size, (size,)):
+        return None
+    return size, float(scale)
+
+
+@torch.no_grad()
+def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
+    """w (M, K), b (M,) in dtype, w_exact, b_exact in float64: means of `pool` neighbouring rows.
+
+    The last two are for the kernels, and empty where w and b say it all: in another type than
+    float32, and for a pool of 1, whose w is the weight itself. Raises RuntimeError, as the pool
+    does, where there is no group.
+    """
+    groups = bias.size(0) // pool if pool > 0 else 0
+    if not groups:
+        raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
+    nothing = bias.new_empty(0, dtype=torch.float64)
+    if pool == 1:
+        w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
+        return w, b, nothing, nothing
+    w, w_exact = ops.group_mean(weight, pool, dtype)
+    means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
+    return w, means.to(dtype), w_exact, means if w_exact.numel() else nothing
+
+
+def plain(
+    x: Tensor, w: Tensor, b: Tensor, w_exact: Tensor, b_exact: Tensor, pool: int, scale: float
+) -> Tensor:
+    """x (B, K) -> (B,), the folded chain in torch."""
+    return (F.gelu(torch.addmm(b, x, w.T)) * scale).amax(1)
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
+    """The original chain as a function of its parameters, differentiable.
+
+    No module is shared behind it: two threads may run it at once.
+    """
+    parts = SimpleNamespace(
+        matmul=lambda x: F.linear(x, weight, bias),
+        avg_pool=lambda z: F.avg_pool1d(z, pool),
+        scale_factor=scale,
+    )
+    return Model.forward(parts, x)
+
+
+def _output(x: Tensor, *arguments: object) -> Tensor:
+    return x.new_empty(x.size(0))
+
+
+def _run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+    y = _output(x)
+    run(ops.adjacent(x), *(p.contiguous() for p in parameters), *options, y)
+    return y
+
+
+def _run_folded(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    y = _output(x)
+    run(ops.adjacent(x), *folded[:2], options[1], y)
+    return y
+
+
+def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    y = _output(x)
+    run(gemm.product(x, *folded[:2]), options[1], y)
+    return y
+
+
+def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows, and the parts of their products."""
+    rows, count = gemm.cut(*x.shape, folded[0].size(0), averaged=pool)
+    for first in range(0, x.size(0), rows):
+        block = slice(first, first + rows)
+        yield block, gemm.parts(x[block], folded[0], count)
+
+
+def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    y = _output(x)
+    for block, u_parts in _parts_of(ops.adjacent(x), folded, options[0]):
+        run(u_parts, folded[1], options[1], y[block])
+    return y
+
+
+def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    x, y = ops.adjacent(x), _output(x)
+    for block, u_parts in _parts_of(x, folded, options[0]):
+        run(u_parts, x[block], *folded, options[1], y[block])
+    return y
+
+
+ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
+
+
+def _run_blocks(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    """The product by blocks of rows and features; each block's tail while it is in the cache."""
+    (w, b, *_), x, y = folded, ops.adjacent(x), _output(x)
+    for first in range(0, x.size(0), ROWS):
+        rows = x[first : first + ROWS]
+        ends = rows.new_empty((rows.size(0), 2))
+        at = rows.new_empty((rows.size(0), 2), dtype=torch.int64)
+        for m in range(0, w.size(0), FEATURES):
+            u = gemm.product(rows, w[m : m + FEATURES], b[m : m + FEATURES])
+            run(u, rows, *folded, m, options[1], ends, at, y[first : first + ROWS])
+    return y
+
+
+def _arguments(model: nn.Module) -> tuple:
+    return model.matmul.weight, model.matmul.bias, *_options(model)
+
+
+OP = ops.FusedOp(
+    SLUG,
+    "(Tensor x, Tensor weight, Tensor bias, int pool, float scale) -> Tensor",
+    fold=fold,
+    plain=plain,
+    reference=reference,
+    output=_output,
+    arguments=_arguments,
+    forms={
+        "chain": ops.Form(_run_chain, ("-DWB_CHAIN",), reads="before"),
+        "folded": ops.Form(_run_folded, ("-DWB_FOLDED",)),
+        "product": ops.Form(_run_product, ("-DWB_PRODUCT",)),
+        "parts": ops.Form(_run_parts, ("-DWB_PARTS",)),
+        "winner": ops.Form(_run_winner, ("-DWB_WINNER",)),
+        "blocks": ops.Form(_run_blocks),
+    },
+    kernels={
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
+        "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",)),
+    },
+    fold_options=1,  # the pool: a scale may change at each call
+    # In float32 one sum may carry more rounding than eager's mean of them.
+    computes={**ops.COMPUTES, torch.float32: torch.float64},
+)
+
+
+def _drop_in(model: nn.Module) -> nn.Module:
+    return problem.drop_in(model)
+
+
+problem = Problem(
+    slug=SLUG,
+    title="Linear → avgpool → GELU → scale → max",
+    question="What is left of a matrix product whose outputs are averaged, and of a GELU whose "
+    "largest value is wanted?",
+    Model=Model,
+    ModelNew=ModelNew,
+    sizes={
+        "laptop": Size("laptop", (2048, 2048, 16, 2.0), 256),
+        "small": Size("small", (8192, 8192, 16, 2.0), 16),
+        "paper": Size("paper", (8192, 8192, 16, 2.0), 1024),
+        "wide": Size("wide", (8192, 32768, 16, 2.0), 256),
+    },
+    steps=road.steps(reference),
+    work=road.WORK,
+    variants=(*variants.standard(OP, _drop_in), *road.ladder(OP), *road.wrong(OP)),
+    omissions=road.OMISSIONS,
+    arguments=_arguments,
+    fold=lambda model: fold(torch.float32, *_arguments(model)[:3]),
+    yardsticks={
+        "torch.addmm(b, x, w)": lambda x, w, b, *_: torch.addmm(b, x, w.T),
+        "the product alone": lambda x, w, b, *_: gemm.product(x, w, b),
+    },
+    bare=lambda model, x: variants.bare(OP, model, x),
+    rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
+    dims=("pool",),
+    edges=road.EDGES,
+    states=road.STATES,
+)

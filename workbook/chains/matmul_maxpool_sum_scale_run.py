@@ -1,0 +1,138 @@
+"""How the maxpool chain runs: torch's products around its kernels, by blocks, and the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbook import gemm, ops
+
+LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
+# in_features and out_features from which a product is halved. Below, a row's few roundings do not
+# average, and neither eager's error nor ours is more than luck: there both make the same product.
+LEAST = (256, 1024)
+BLOCK, ROWS = 1 << 19, 256  # elements and rows of a block on a CPU: 2 MB stay in its caches
+WIDENED = 1 << 22  # weights that are float64 at a time
+ELEMENTS = 1 << 28  # of a product at a time on a GPU
+
+
+def is_folded(weight: Tensor, pool: int) -> bool:
+    """True where half a product, or none, stands for weight (N, K) and that pool."""
+    N, K = weight.size(0), weight.size(1)
+    return pool == 1 or (pool == 2 and K >= LEAST[0] and N >= LEAST[1])
+
+
+def scaled(total: Tensor, scale: float) -> Tensor:
+    """total (B,) float64, scaled and rounded once; infinite before it is where eager's sum is."""
+    rounded = total.float()
+    return torch.where(rounded.isfinite(), (total * scale).float(), rounded * scale)
+
+
+def directly(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
+    """The chain as it is written, in float64, by blocks of windows."""
+    x, used = x.double(), weight.size(0) // pool * pool
+    total, step = x.new_zeros(x.size(0)), max(1, WIDENED // (x.size(1) * pool + 1)) * pool
+    for first in range(0, used, step):
+        last = min(first + step, used)
+        z = F.linear(x, weight[first:last].double(), bias[first:last].double())
+        total += z.unflatten(1, (-1, pool)).amax(2).sum(1)
+    return scaled(total, scale)
+
+
+def _blocks(rows: int, columns: int, step: int) -> tuple[int, int]:
+    """(rows, columns) of a block of the product, columns a multiple of `step`."""
+    if rows * columns <= BLOCK:
+        return max(rows, 1), max(columns, 1)
+    rows = min(rows, ROWS)
+    return rows, max(BLOCK // rows // step * step, step)
+
+
+def run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+    """A kernel that takes the weights as they are."""
+    y = x.new_empty(x.size(0))
+    run(ops.adjacent(x), *(p.contiguous() for p in parameters), *options, y)
+    return y
+
+
+def run_tail(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+    """The whole product, then a kernel for what is left."""
+    weight, bias = parameters
+    used = weight.size(0) // options[0] * options[0]
+    y, rows = x.new_empty(x.size(0)), max(1, ELEMENTS // max(used, 1))
+    for first in range(0, x.size(0), rows):
+        part = slice(first, first + rows)
+        run(F.linear(x[part], weight[:used], bias[:used]), *options, y[part])
+    return y
+
+
+def run_blocks(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+    """The whole product on a CPU, by blocks; the maxima of each while it is in the cache."""
+    (weight, bias), (pool, scale) = parameters, options
+    used = weight.size(0) // pool * pool
+    y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
+    product = gemm.product if weight.size(0) >= LEAST[1] else F.linear
+    rows, columns = _blocks(x.size(0), used, pool)
+    for first in range(0, x.size(0), rows):
+        part = x[first : first + rows]
+        sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
+        for n in range(0, max(used, 1), columns):
+            last = min(n + columns, used)
+            z = product(part, weight[n:last], bias[n:last])
+            run(part[:, :0], none, z, none, pool, sums)
+        y[first : first + rows] = scaled(sums[:, 1], scale)
+    return y
+
+
+def run_half_blocks(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple, *,
+    direct: Callable, limit: float = LIMIT,
+) -> Tensor:  # fmt: skip
+    """Half a product on a CPU, by blocks; rows whose sum cancels directly. `direct`: without it."""
+    if not is_folded(parameters[0], options[0]):
+        return direct(x, *parameters, *options)
+    differences, shifts, w_sum, b_sum = folded
+    x, y, (pool, scale) = ops.adjacent(x), x.new_empty(x.size(0)), options
+    rows, columns = _blocks(x.size(0), shifts.size(0), 1)
+    for first in range(0, x.size(0), rows):
+        part, found = x[first : first + rows], y[first : first + rows]
+        sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
+        once = part, w_sum  # the dot product comes along with the first block
+        for m in range(0, max(shifts.size(0), 1), columns):
+            g = gemm.product(part, differences[m : m + columns])
+            run(*once, g, shifts[m : m + columns], 0, sums)
+            once = part[:, :0], w_sum[:0]
+        total = sums[:, 0] + sums[:, 1] + b_sum
+        found.copy_(scaled(total / pool, scale))
+        flagged = ~(sums[:, 2] <= limit * total.abs())  # NaN is flagged
+        if pool == 2 and flagged.any():
+            found[flagged] = directly(part[flagged], *parameters, *options)
+    return y
+
+
+def run_half(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple, *,
+    direct: Callable, limit: float = LIMIT,
+) -> Tensor:  # fmt: skip
+    """Half a product on a GPU, a kernel for what is left, a launch for rows that it flags."""
+    if not is_folded(parameters[0], options[0]):
+        return direct(x, *parameters, *options)
+    differences, shifts, w_sum, b_sum = folded
+    x, y, M = ops.adjacent(x), x.new_empty(x.size(0)), shifts.size(0)
+    weight, bias = (p.contiguous() for p in parameters)
+    rows, parts = max(1, ELEMENTS // max(M, 1)), -(-2 * M // FEATURES)
+    for first in range(0, x.size(0), rows):
+        part = x[first : first + rows]
+        count = part.size(0)
+        g = torch.mm(part, differences.T)
+        flags = part.new_empty(count, dtype=torch.uint8)
+        done = part.new_empty(1, dtype=torch.int32)
+        partial = part.new_empty((parts, count), dtype=torch.float64)
+        run(part, g, shifts, w_sum, b_sum, weight, bias, *options, limit, flags, done, partial,
+            y[first : first + rows])  # fmt: skip
+    return y
+
+
+FEATURES = 128  # of a block of the guard's kernel: kGuardFeatures in problem.h
