@@ -200,8 +200,9 @@ def assert_accurate(y: Tensor, eager: Tensor, true: Tensor, slack: Tensor | None
     slack = torch.zeros(y.size(0), dtype=torch.float64) if slack is None else slack.nan_to_num()
     saved = ours & ~finite
     if saved.any():
-        error = errors(y[saved], true[saved], slack[saved])[1]
-        assert error <= 0.01 + least, "finite where eager is not, wrong"
+        # Below -8 torch's GELU is 0 in float64 too: its 1 + erf has no digits left there.
+        close = torch.isclose(y[saved].double(), true[saved], rtol=0.01 + least, atol=1e-13)
+        assert close.all(), "finite where eager is not, wrong"
     if not finite.any():
         return
     got, own = errors(y[finite], true[finite], slack[finite]), errors(eager[finite], true[finite])

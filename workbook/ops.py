@@ -24,6 +24,7 @@ __all__ = [
     "FusedOp",
     "Kernel",
     "adjacent",
+    "beside",
     "built",
     "column_sum",
     "group_mean",
@@ -114,6 +115,11 @@ def column_sum(weight: Tensor) -> Tensor:
     return total
 
 
+def beside(run: Callable, name: str) -> Callable:
+    """Another op of the library that `run` is of, for a kernel that is more than one call."""
+    return getattr(getattr(torch.ops, run.namespace), name).default
+
+
 @functools.cache
 def _group_mean(device: str) -> Callable | None:
     return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
@@ -174,9 +180,10 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. fold_options: how many of the options it takes, all if not given; a fold is made anew
-    where one of those changes. plain(x, *folded, *options) -> y: the algebra in torch; serves
-    dtypes and devices without a kernel.
+    derived. whole: how many of the first parameters it does not take. fold_options: how many of the
+    options it takes, all if not given; a fold is made anew where one of those changes.
+    plain(x, *whole, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
+    without a kernel.
     reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
@@ -199,6 +206,7 @@ class FusedOp:
         forms: Mapping[str, Form],
         kernels: Mapping[str, Kernel],
         name: str = "",
+        whole: int = 0,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
@@ -207,7 +215,7 @@ class FusedOp:
         self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.dtype, self.computes = dtype, computes
+        self.whole, self.dtype, self.computes = whole, dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -262,7 +270,7 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        tensors = arguments[: self.parameters]
+        tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
         return self.folds.get(
             (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
@@ -270,8 +278,9 @@ class FusedOp:
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
-        options = arguments[self.parameters :]
-        found = self.plain(x.to(dtype), *self.folded(dtype, *arguments), *options)
+        whole, options = arguments[: self.whole], arguments[self.parameters :]
+        whole = (t.to(dtype) for t in whole)
+        found = self.plain(x.to(dtype), *whole, *self.folded(dtype, *arguments), *options)
         if isinstance(found, tuple):
             return tuple(t.to(x.dtype) for t in found)
         return found.to(x.dtype)

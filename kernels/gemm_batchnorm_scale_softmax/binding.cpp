@@ -1,6 +1,6 @@
 // The chain around its matrix product as torch ops, in forms: "tail" takes z whole; "blocks" by
 // blocks of features (CPU); "tiles" whole, with room for the parts of a row (CUDA). Train mode adds
-// the ops that centre x before the product and take the statistics of z behind it.
+// the ops that take the statistics of the batch.
 #include "problem.h"
 #include "stable.h"
 
@@ -21,9 +21,10 @@ void run_rows(const Tail& p, const Tensor& y) {
 #endif
 }
 
-const float* vector_of(const Tensor& v, const char* name, int64_t N, const Tensor& y) {
+const float* vector_of(const Tensor& v, const char* name, int64_t N, const Tensor& beside,
+                       const char* its_name) {
   wb::expect(v, name, wb::Float, {N});
-  wb::expect_same_device(y, "y", v, name);
+  wb::expect_same_device(beside, its_name, v, name);
   return v.const_data_ptr<float>();
 }
 
@@ -33,9 +34,9 @@ Tail tail_of(Tensor& y, const Tensor& shift, const Tensor& a, const Tensor& d) {
   p.B = y.size(0);
   p.N = y.size(1);
   p.y = y.mutable_data_ptr<float>();
-  p.shift = vector_of(shift, "shift", p.N, y);
-  p.a = vector_of(a, "a", p.N, y);
-  p.d = vector_of(d, "d", p.N, y);
+  p.shift = vector_of(shift, "shift", p.N, y, "y");
+  p.a = vector_of(a, "a", p.N, y, "y");
+  p.d = vector_of(d, "d", p.N, y, "y");
   return p;
 }
 
@@ -80,75 +81,51 @@ WB_REGISTER("run(Tensor(a!) y, Tensor shift, Tensor a, Tensor d) -> ()", run)
 
 #ifdef WB_TRAIN
 #ifdef WB_CUDA
-constexpr int64_t kMeanRows = 0;  // an op of its own gives the mean
+constexpr int64_t kCentreRows = 0;  // an op of its own maps the centre
 #endif
 
 #define WB_REGISTER_ALSO(name, schema)                                    \
   STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def(#name schema); } \
   STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl(#name, TORCH_BOX(&name)); }
 
-// half (B, K) <- (x - total / B) / 2; on a CPU with the rows of the mean behind.
-void centre(const Tensor& x, const Tensor& total, Tensor& half) {
-  wb::expect_rows(x, "x");
-  Centre p{};
-  p.B = x.size(0);
-  p.K = x.size(1);
-  wb::expect(total, "total", wb::Double, {p.K});
-  wb::expect(half, "half", wb::Float, {p.B + kMeanRows, p.K});
-  wb::expect_same_device(x, "x", total, "total");
-  wb::expect_same_device(x, "x", half, "half");
-  p.x = x.const_data_ptr<float>();
-  p.total = total.const_data_ptr<double>();
-  p.half = half.mutable_data_ptr<float>();
-  p.x_stride = x.stride(0);
-  if (p.B == 0 || p.K == 0) return;
-#ifdef WB_CUDA
-  const wb::OnDevice on(x);
-  wb::check(launch(p, on.stream), "centre");
-#else
-  const int64_t grain = p.K < kTask ? kTask / p.K : 1;
-  wb::parallel_for(0, p.B + kMeanRows, grain,
-                   [&](int64_t begin, int64_t end) { launch(p, begin, end); });
-#endif
-}
-
-WB_REGISTER_ALSO(centre, "(Tensor x, Tensor total, Tensor(a!) half) -> ()")
-
 Statistics statistics_of(const Tensor& z, const Tensor& bias, const Tensor& gamma,
-                         const Tensor& beta, const Tensor& scale, Tensor& map, Tensor& var,
-                         double eps) {
+                         const Tensor& beta, const Tensor& scale, Tensor& map, Tensor& mean,
+                         Tensor& var, double eps) {
   wb::expect(z, "z", wb::Float, {wb::any, wb::any});
   Statistics p{};
-  p.B = z.size(0) - kMeanRows;
+  p.B = z.size(0) - kCentreRows;
   p.N = z.size(1);
   WB_CHECK(p.B > 1, "z: got ", p.B, " rows of the batch; wants 2 or more");
   p.z = z.const_data_ptr<float>();
-  p.bias = vector_of(bias, "bias", p.N, z);
-  p.gamma = vector_of(gamma, "gamma", p.N, z);
-  p.beta = vector_of(beta, "beta", p.N, z);
+  p.bias = vector_of(bias, "bias", p.N, z, "z");
+  p.gamma = vector_of(gamma, "gamma", p.N, z, "z");
+  p.beta = vector_of(beta, "beta", p.N, z, "z");
   p.scale_stride = scale.numel() == 1 ? 0 : 1;
-  p.scale = vector_of(scale, "scale", p.scale_stride ? p.N : 1, z);
+  p.scale = vector_of(scale, "scale", p.scale_stride ? p.N : 1, z, "z");
   wb::expect(map, "map", wb::Float, {3, p.N});
   wb::expect_same_device(z, "z", map, "map");
   p.shift = map.mutable_data_ptr<float>();
   p.a = p.shift + p.N;
   p.d = p.a + p.N;
-  wb::expect(var, "var", wb::Float, {p.N});
-  wb::expect_same_device(z, "z", var, "var");
+  vector_of(mean, "mean", p.N, z, "z");
+  p.mean = mean.mutable_data_ptr<float>();
+  vector_of(var, "var", p.N, z, "z");
   p.var = var.mutable_data_ptr<float>();
   p.eps = eps;
   return p;
 }
 
 #ifdef WB_CUDA
-// map (3, N) <- shift, a, d of the batch; var (N) its unbiased variance; partial (slices, N).
+// map (3, N) <- shift, a, d of the batch; mean (N) <- mean plus what the batch's own mean adds;
+// var (N) <- its unbiased variance; partial (slices, 2, N) is scratch.
 void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const Tensor& beta,
-                const Tensor& scale, Tensor& map, Tensor& var, Tensor& partial, double eps) {
-  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, var, eps);
-  wb::expect(partial, "partial", wb::Double, {wb::any, p.N});
+                const Tensor& scale, Tensor& map, Tensor& mean, Tensor& var, Tensor& partial,
+                double eps) {
+  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, mean, var, eps);
+  wb::expect(partial, "partial", wb::Double, {wb::any, 2, p.N});
   wb::expect_same_device(z, "z", partial, "partial");
   p.slices = partial.size(0);
-  WB_CHECK(p.slices > 0, "partial: wants at least one slice");
+  WB_CHECK(p.slices > 0, "partial: got no slice; wants at least one");
   p.partial = partial.mutable_data_ptr<double>();
   if (p.N == 0) return;
   const wb::OnDevice on(z);
@@ -157,43 +134,37 @@ void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const 
 
 WB_REGISTER_ALSO(statistics,
                  "(Tensor z, Tensor bias, Tensor gamma, Tensor beta, Tensor scale, Tensor(a!) map,"
-                 " Tensor(b!) var, Tensor(c!) partial, float eps) -> ()")
+                 " Tensor(b!) mean, Tensor(c!) var, Tensor(d!) partial, float eps) -> ()")
 
-// mean (N) <- weight (N, K) total (K) / batch + bias: the mean of the Linear's output.
-void mean(const Tensor& weight, const Tensor& bias, const Tensor& total, Tensor& mean,
-          int64_t batch) {
+// mean (N) <- weight (N, K) c (K) + bias: what the Linear makes of the centre.
+void centre(const Tensor& weight, const Tensor& bias, const Tensor& c, Tensor& mean) {
   wb::expect_rows(weight, "weight");
   Mean p{};
   p.N = weight.size(0);
   p.K = weight.size(1);
-  p.B = batch;
   p.W = weight.const_data_ptr<float>();
   p.W_stride = weight.stride(0);
-  p.bias = vector_of(bias, "bias", p.N, weight);
-  wb::expect(total, "total", wb::Double, {p.K});
-  wb::expect_aligned(total, "total");
-  wb::expect(mean, "mean", wb::Float, {p.N});
-  wb::expect_same_device(weight, "weight", total, "total");
-  wb::expect_same_device(weight, "weight", mean, "mean");
-  p.total = total.const_data_ptr<double>();
+  p.bias = vector_of(bias, "bias", p.N, weight, "weight");
+  wb::expect(c, "c", wb::Double, {p.K});
+  wb::expect_aligned(c, "c");
+  wb::expect_same_device(weight, "weight", c, "c");
+  p.c = c.const_data_ptr<double>();
+  vector_of(mean, "mean", p.N, weight, "weight");
   p.mean = mean.mutable_data_ptr<float>();
   if (p.N == 0) return;
   const wb::OnDevice on(weight);
   wb::check(launch(p, on.stream), "mean of the batch");
 }
 
-WB_REGISTER_ALSO(mean,
-                 "(Tensor weight, Tensor bias, Tensor total, Tensor(a!) mean, int batch) -> ()")
+WB_REGISTER_ALSO(centre, "(Tensor weight, Tensor bias, Tensor c, Tensor(a!) mean) -> ()")
 #else
 // Of features first .. last: map (3, N) <- shift, a, d of the batch; mean and var (N), for buffers.
 void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const Tensor& beta,
                 const Tensor& scale, Tensor& map, Tensor& mean, Tensor& var, int64_t first,
                 int64_t last, double eps) {
-  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, var, eps);
-  wb::expect(mean, "mean", wb::Float, {p.N});
+  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, mean, var, eps);
   WB_CHECK(0 <= first && first < last && last <= p.N, "first, last: got ", first, " and ", last,
            "; wants a block of the ", p.N, " features");
-  p.mean = mean.mutable_data_ptr<float>();
   p.first = first;
   p.last = last;
   const int64_t strips = (last - first + kStrip - 1) / kStrip;

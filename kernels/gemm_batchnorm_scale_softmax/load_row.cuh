@@ -1,9 +1,11 @@
-// Loads and stores of a row by one float or by 16 bytes, and its map.
+// A piece of a row in the registers of a team of threads: Loads loads a thread, of Width floats each,
+// kStep features apart; n is the first of a thread's features. Loops are unrolled: no array is left.
 #pragma once
 #include "row.cuh"
 
-// Last: past the caches, since nobody reads it again. Not as constant memory: y is written too.
-template <int Width, bool Last = true>
+// v <- the row at `address`. Last: past the caches, nobody reads it again. Not as constant memory:
+// the row is written too.
+template <int Width, bool Last>
 __device__ __forceinline__ void load_row(float (&v)[Width], const float* address) {
   static_assert(Width == 1 || Width == 4, "a float or a vector of 16 bytes");
   if constexpr (Width == 4) {
@@ -13,15 +15,6 @@ __device__ __forceinline__ void load_row(float (&v)[Width], const float* address
   } else {
     v[0] = Last ? __ldcs(address) : *address;
   }
-}
-
-template <int Width>
-__device__ __forceinline__ void store_row(float* address, const float (&v)[Width], float factor) {
-  if constexpr (Width == 4)
-    __stcs(reinterpret_cast<float4*>(address),
-           make_float4(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor));
-  else
-    __stcs(address, v[0] * factor);
 }
 
 // v <- the map of features n, n + 1, ...; shift, a and d stay in L1, as every row reads them.
@@ -40,20 +33,53 @@ __device__ __forceinline__ void map_row(float (&v)[Width], const Tail& p, int64_
   }
 }
 
-template <int Width>
-__device__ __forceinline__ float max_of(const float (&v)[Width], float m) {
+// t <- the map of a piece of the row `row`; the piece's maximum. All loads are under way before the
+// first is used.
+template <int Team, bool Last, int Loads, int Width>
+__device__ __forceinline__ float take(float (&t)[Loads][Width], const Tail& p, const float* row,
+                                      int64_t n) {
+  constexpr int kStep = Team * Width;
+  const int64_t left = p.N - n;
 #pragma unroll
-  for (int j = 0; j < Width; ++j) m = fmaxf(m, v[j]);
+  for (int u = 0; u < Loads; ++u)
+    if (u * kStep < left) load_row<Width, Last>(t[u], row + n + u * kStep);
+  float m = -INFINITY;
+#pragma unroll
+  for (int u = 0; u < Loads; ++u)
+    if (u * kStep < left) {
+      map_row<Width>(t[u], p, n + u * kStep);
+#pragma unroll
+      for (int j = 0; j < Width; ++j) m = fmaxf(m, t[u][j]);
+    }
   return m;
 }
 
-// v <- exp(v - m); the sum.
-template <int Width>
-__device__ __forceinline__ float exp_sum(float (&v)[Width], float m) {
+// t <- exp(t - m); the sum.
+template <int Team, int Loads, int Width>
+__device__ __forceinline__ float exp_sum(float (&t)[Loads][Width], float m, int64_t left) {
   float sum = 0.f;
 #pragma unroll
-  for (int j = 0; j < Width; ++j) sum += v[j] = expf(v[j] - m);
+  for (int u = 0; u < Loads; ++u)
+    if (u * Team * Width < left)
+#pragma unroll
+      for (int j = 0; j < Width; ++j) sum += t[u][j] = expf(t[u][j] - m);
   return sum;
+}
+
+// y <- t times factor.
+template <int Team, int Loads, int Width>
+__device__ __forceinline__ void give(float* y, const float (&t)[Loads][Width], float factor,
+                                     int64_t left) {
+#pragma unroll
+  for (int u = 0; u < Loads; ++u) {
+    float* address = y + u * Team * Width;
+    if (u * Team * Width >= left) continue;
+    if constexpr (Width == 4)
+      __stcs(reinterpret_cast<float4*>(address),
+             make_float4(t[u][0] * factor, t[u][1] * factor, t[u][2] * factor, t[u][3] * factor));
+    else
+      __stcs(address, t[u][0] * factor);
+  }
 }
 
 // True where every row of y, and the map, can be read by 16 bytes.

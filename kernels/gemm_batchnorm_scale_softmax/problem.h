@@ -5,8 +5,8 @@
 //     finish   y[i,n] = exp(t[i,n] - m[i]) / s[i]
 //
 // eval: shift = b - mean, a = gamma scale / sqrt(var + eps), d = beta scale.
-// train: z is the product of half = (x - its mean over the batch) / 2: z has mean 0 and b is gone;
-//   var = 4 mean_i z^2, a = 2 gamma scale / sqrt(var + eps), shift = b - b = 0, d as in eval.
+// train: z is the product of half = (x - c) / 2 for a centre c of the batch, in which neither b nor c
+//   is seen any more; shift = -mean_i z, a = 2 gamma scale / sqrt(var + eps), var = 4 var_i z.
 //
 // This header is all that the binding, the launchers and the kernels share. No torch in it.
 #pragma once
@@ -34,24 +34,17 @@ constexpr int64_t kTile = 1024;  // features
 #endif
 
 #ifdef WB_TRAIN
-struct Centre {
-  const float* x;       // (B, K), rows x_stride elements apart, features adjacent
-  const double* total;  // (K) the sum of x over the batch
-  float* half;          // (B, K) contiguous; on a CPU kMeanRows rows more
-  int64_t B, K, x_stride;
-};
-
 // The map of a batch, and what the running statistics move by: the mean of x W^T + b and the
 // unbiased variance, over the batch.
 struct Statistics {
-  const float* z;                            // (B, N) contiguous; on a CPU kMeanRows rows more
+  const float* z;                            // (B, N) contiguous; on a CPU kCentreRows rows more
   const float *bias, *gamma, *beta, *scale;  // (N); scale (1) where scale_stride is 0
-  float *shift, *a, *d, *mean, *var;         // (N)
+  float *shift, *a, *d, *mean, *var;         // (N); on a GPU mean holds c W^T + b before
   int64_t B, N, scale_stride;
   double eps;
 #ifdef WB_CUDA
   int64_t slices;   // of the batch
-  double* partial;  // (slices, N): sums of squares
+  double* partial;  // (slices, 2, N): sums of z - z[0] and of its square
 #else
   int64_t first, last;  // features of this call
 #endif
@@ -63,19 +56,25 @@ struct Statistics {
 #define WB_BOTH
 #endif
 #ifndef WB_CUDA
-// Rows behind half that hold the mean of x, each every kMeanRows-th element and zeros between: the
-// product multiplies them by W too, in chains of additions so much shorter.
-constexpr int64_t kMeanRows = 4;
+// Rows behind half that hold c, each every kCentreRows-th element and zeros between: the product
+// multiplies them by W too, in chains of additions so much shorter.
+constexpr int64_t kCentreRows = 4;
 constexpr int64_t kStrip = 256;  // columns of z whose sums are taken together
 #endif
 
-// Feature n from sum_i z[i,n]^2. A bias that is not finite makes the batch's mean and variance so.
-WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double squares) {
-  const double var = 4 * squares / p.B, scale = p.scale[n * p.scale_stride];
-  p.shift[n] = p.bias[n] - p.bias[n];
+// Feature n from the sums over the batch of z - z[0,n] and of its square, in double; beside: c W^T
+// and b. A bias that is not finite makes the batch's mean and variance so.
+WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double sum, double square,
+                                  double beside) {
+  const double from_first = sum / p.B, mean = p.z[n] + from_first;
+  const double var = 4 * (square / p.B - from_first * from_first);
+  const double scale = p.scale[n * p.scale_stride];
+  const float nothing = p.bias[n] - p.bias[n];
+  p.shift[n] = static_cast<float>(-mean) + nothing;
   p.a[n] = static_cast<float>(2 * p.gamma[n] * scale / sqrt(var + p.eps));
   p.d[n] = static_cast<float>(p.beta[n] * scale);
-  p.var[n] = static_cast<float>(var * p.B / (p.B - 1)) + p.shift[n];
+  p.mean[n] = static_cast<float>(2 * mean + beside);
+  p.var[n] = static_cast<float>(var * p.B / (p.B - 1)) + nothing;
 }
 #endif
 
@@ -84,14 +83,13 @@ WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double squares
 // A rung of the ladder defines these; each returns the error of its launch.
 cudaError_t launch(const Tail& p, cudaStream_t stream);
 #ifdef WB_TRAIN
-// mean (N) <- W (N, K), rows W_stride apart, times total / B, plus bias.
+// mean (N) <- W (N, K), rows W_stride apart, times c (K), plus bias.
 struct Mean {
   const float *W, *bias;
-  const double* total;
+  const double* c;
   float* mean;
-  int64_t B, K, N, W_stride;
+  int64_t K, N, W_stride;
 };
-cudaError_t launch(const Centre& p, cudaStream_t stream);
 cudaError_t launch(const Mean& p, cudaStream_t stream);
 cudaError_t launch(const Statistics& p, cudaStream_t stream);
 #endif
@@ -99,7 +97,6 @@ cudaError_t launch(const Statistics& p, cudaStream_t stream);
 // A CPU rung defines these, for rows or strips begin <= i < end, called from several threads.
 void launch(const Tail& p, int64_t begin, int64_t end);
 #ifdef WB_TRAIN
-void launch(const Centre& p, int64_t begin, int64_t end);      // rows of half
 void launch(const Statistics& p, int64_t begin, int64_t end);  // strips of kStrip features
 #endif
 #endif
