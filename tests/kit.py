@@ -224,25 +224,47 @@ def slack_of(model: nn.Module, x: Tensor) -> Tensor:
         return count * u * definitions.sensitivity(model, x, subject_of(model).formula)
 
 
-def assert_buffers(model: nn.Module, reference: nn.Module, true: Mapping[str, Tensor]) -> None:
-    """The buffers after a call, beside the reference's after its own; true: them in float64."""
-    theirs = dict(reference.named_buffers())
-    ours = dict(model.named_buffers())
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers as they are now."""
+    return {name: b.detach().clone() for name, b in model.named_buffers()}
+
+
+def assert_buffers(
+    model: nn.Module,
+    reference: nn.Module,
+    before: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    true: Mapping[str, Tensor],
+) -> None:
+    """The buffers after a call of each; before: model's and reference's; true: in float64.
+
+    Those that the reference leaves alone keep their bits; where there is no truth (a batch that has
+    no variance) they are the reference's.
+    """
+    theirs, ours = dict(reference.named_buffers()), dict(model.named_buffers())
     assert list(ours) == list(theirs)
     for name, wanted in theirs.items():
         got = ours[name]
         assert got.dtype == wanted.dtype and got.shape == wanted.shape, name
         try:
-            if name not in true or not wanted.is_floating_point():
-                torch.testing.assert_close(got, wanted, equal_nan=True, rtol=0, atol=0)
-                continue
-            seen = wanted.isfinite()
-            assert got.isfinite()[seen].all(), "not finite where eager is"
-            assert not got.isfinite()[~true[name].isfinite()].any(), "finite where it can't be"
-            columns = [t[seen].unsqueeze(0) for t in (got, wanted, true[name])]
-            assert_accurate(*columns)
+            if _same(wanted, before[1][name]):
+                assert _same(got, before[0][name]), "written where the reference writes nothing"
+            elif name in true and wanted.is_floating_point():
+                _assert_statistics(got, wanted, true[name])
+            else:
+                torch.testing.assert_close(got, wanted, equal_nan=True)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _assert_statistics(got: Tensor, eager: Tensor, true: Tensor) -> None:
+    seen = eager.isfinite()
+    assert got.isfinite()[seen].all(), "not finite where eager is"
+    assert not got.isfinite()[~true.isfinite()].any(), "finite where it can't be"
+    assert_accurate(*(t[seen].unsqueeze(0) for t in (got, eager, true)))
 
 
 def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
@@ -259,10 +281,10 @@ def assert_fresh(new: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -
     """`new` computes with the weights that `model` has at this moment."""
     reference = reference_of(model)
     true, true_buffers = truth(reference, x), buffers_after(reference, x)
-    slack = slack_of(reference, x)
+    slack, before = slack_of(reference, x), (buffers_of(model), buffers_of(reference))
     with torch.no_grad():
         assert_accurate(new(x), reference(x), true, slack)
-    assert_buffers(model, reference, true_buffers)
+    assert_buffers(model, reference, before, true_buffers)
 
 
 def outcome(function: Callable[[], Tensor]) -> tuple[Tensor | None, type | None, str]:
@@ -292,10 +314,11 @@ def assert_like(
     if known:
         true = outcome(lambda: truth(reference, x))[0]
         slack = outcome(lambda: slack_of(reference, x))[0]
+    before = buffers_of(model), buffers_of(reference)
     wanted, wanted_error, _ = outcome(lambda: reference(x))
     got, error, text = outcome(lambda: new(x))
     assert error is wanted_error, f"{error} instead of {wanted_error}: {text}"
-    assert_buffers(model, reference, {} if wanted is None else true_buffers)
+    assert_buffers(model, reference, before, {} if wanted is None else true_buffers)
     if wanted is None:
         return text
     assert got.shape == wanted.shape and got.dtype == wanted.dtype and got.device == wanted.device

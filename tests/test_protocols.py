@@ -848,6 +848,23 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
     assert "eval accepts 1 of 1; harness accepts 0 of 1; not `fused`: input 1: allclose." in text
 
 
+def test_the_table_says_where_a_rejection_is_for_the_mode():
+    """A kernel of eval mode fails the harness, which stays in train mode, whatever it computes."""
+    right, wrong = (
+        dataclasses.replace(v, modes=("eval",))
+        for v in (PROBLEM.variant("cpu"), PROBLEM.variant("wrong_fold_in_init"))
+    )
+    p = dataclasses.replace(PROBLEM, variants=(right, wrong))
+    kept = Records(
+        record_of(v.key, name, name == "eval", reason="off")
+        for v in p.variants
+        for name in PROTOCOLS
+    )
+    text = str(wb.protocol_table(kept, problems=[p]))
+    assert "| **let through**, 5.0e-01 | rejected: computes eval alone |" in text
+    assert "harness accepts 0 of 1; not `cpu`: it computes eval alone." in text
+
+
 def test_the_table_of_what_is_partly_recorded():
     raised = {"rule": "not run", "moved": "not run"}
     rows, text = table(record_of("wrong_fold_in_init", "eval", False, rel_error=None, how=raised))
