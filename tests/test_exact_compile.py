@@ -16,6 +16,10 @@ from kit import (
     MAX,
     SUBJECTS,
     SUM,
+    B,
+    K,
+    N,
+    X,
     assert_buffers,
     assert_fresh,
     assert_gradients_close,
@@ -35,8 +39,6 @@ from torch.utils._pytree import tree_leaves
 
 from workbook import ops
 
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 # Where torch.compile takes seconds: one subject of each problem, and both modes of BatchNorm.
 DEAR = [SUM, AVG, BN, BN_TRAIN, MAX]
 each_dear = pytest.mark.parametrize("subject", DEAR, ids=str)

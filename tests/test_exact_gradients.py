@@ -22,6 +22,10 @@ from kit import (
     MAX,
     NAN,
     SUM,
+    B,
+    K,
+    N,
+    X,
     assert_gradients_close,
     assert_like,
     drawn,
@@ -32,9 +36,6 @@ from kit import (
 )
 from torch import nn
 from torch.func import functional_call
-
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,10 @@ from kit import (
     MAX,
     PROBLEMS,
     ROUNDING,
+    B,
+    K,
+    N,
+    X,
     assert_buffers,
     assert_fresh,
     assert_gradients_close,
@@ -36,8 +40,6 @@ from kit import (
 )
 from torch import nn
 
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 MODES = ["eval", "train"]
 
 

@@ -52,7 +52,7 @@ def alone(code: list[str], folder: Path, env: dict[str, str]) -> str:
     """What a fresh Python prints, run in an empty folder."""
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
-    start = [sys.executable, "-I", *code]
+    start = [sys.executable, "-P", *code]
     done = subprocess.run(
         start, cwd=empty, env=env, capture_output=True, text=True, timeout=SECONDS
     )
@@ -233,7 +233,7 @@ def test_two_processes_build_at_once_over_what_a_killed_one_left(written, tmp_pa
     (folder / "tmp-killed").mkdir(parents=True)
     (folder / "tmp-killed" / "lock").touch()  # of load_inline, which waits for it for ever
     code = f"exec(open({str(file)!r}).read()); print(OP.kernel('cpu'))"
-    start, env = [sys.executable, "-I", "-c", code], environment(folder.parent)
+    start, env = [sys.executable, "-P", "-c", code], environment(folder.parent)
     with contextlib.ExitStack() as stack:
         running = [
             subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True) for _ in "12"

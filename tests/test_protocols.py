@@ -498,6 +498,22 @@ def test_batch_statistics(statistics, update, passes, rule):
         assert result.rule.startswith(words) and bool(result.rule) == bool(words)
 
 
+def test_a_renamed_layer_with_buffers_has_left_them_nowhere():
+    class Renamed(Normed):
+        def __init__(self, in_features: int, out_features: int) -> None:
+            super().__init__(in_features, out_features)
+            self.norm = self._modules.pop("bn")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.linear(x))
+
+    p = chain(Normed, Renamed)
+    lenient = wb.protocol(p, "eval", device="cpu", size=SMALL)
+    strict = wb.protocol(p, "harness", device="cpu", size=SMALL, samples=1)
+    assert lenient.reason.startswith("strict load: Missing key(s)") and strict.ok
+    assert lenient.rule == strict.rule == "buffer bn.running_mean is missing"
+
+
 def test_statistics_move_in_each_model_by_itself():
     results = both(lambda model: model, p=NORMED)
     assert all(r.ok and r.rule == r.moved == "" for r in results)
@@ -760,8 +776,14 @@ def test_a_result_is_a_record_beside_those_of_check(tmp_path):
     assert len(there.query(protocol="eval")) == 2 and len(there.query(protocol="")) == len(checked)
     newest = there.newest()
     assert [r.protocol for r in newest if r.variant == "tried"] == ["eval", "harness"]
-    assert len(newest.query(protocol="")) == len(checked), "a protocol does not hide a check"
     assert not (tmp_path / "data").exists()
+
+
+def test_a_protocol_does_not_hide_a_check_of_the_same_variant():
+    checked = wb.check(PROBLEM, device="cpu", size=SMALL, states=["initial"]).records
+    judged = wb.protocol(PROBLEM, "eval", device="cpu", size=SMALL).record
+    newest = Records([*checked, judged]).newest()
+    assert len(newest) == len(checked) + 1 and newest.query(protocol="eval") == [judged]
 
 
 def test_kept_records_are_in_data(tmp_path):
@@ -793,7 +815,7 @@ def record_of(variant: str, name: str, passed: bool, **more) -> Record:
 
 
 def table(*records: Record) -> tuple[list[str], str]:
-    text = str(verdicts.protocol_table(Records(records)))
+    text = str(wb.protocol_table(Records(records), problems=[PROBLEM]))
     return [line for line in text.splitlines() if line.startswith("|")][2:], text
 
 
@@ -805,7 +827,12 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
         record_of("wrong_literal_log_exp", "harness", True, rel_error=3e-8),
         record_of(
             "wrong_literal_log_exp", "", False, family="one huge row", state="large sums",
-            shape={"B": 3, "K": 4}, reason="not finite", how={},
+            shape={"B": 3, "K": 4}, reason="not finite", how={}, run="b",
+        ),
+        record_of("wrong_literal_log_exp", "", True, how={}, run="b"),
+        record_of(
+            "wrong_literal_log_exp", "", False, family="of an older run", how={}, run="a",
+            date="2025-12-31T00:00:00Z",
         ),
         record_of("fused", "eval", True),
         record_of("fused", "harness", False, reason="input 1: allclose"),
@@ -822,8 +849,10 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
 
 
 def test_the_table_of_what_is_partly_recorded():
-    rows, text = table(record_of("wrong_fold_in_init", "eval", False, rel_error=None))
+    raised = {"rule": "not run", "moved": "not run"}
+    rows, text = table(record_of("wrong_fold_in_init", "eval", False, rel_error=None, how=raised))
     by = {row.split("`")[1]: row for row in rows}
+    assert by["wrong_fold_in_init"].endswith("| `check` is not recorded |")
     assert "| rejected, no output | not recorded |" in by["wrong_fold_in_init"]
     assert "| not recorded | not recorded |" in by["wrong_literal_log_exp"]
     assert "Of 1 wrong versions" in text and "mean to be right" not in text
@@ -845,7 +874,7 @@ def test_the_table_shows_the_card_that_tells_most_and_the_newest_run():
 
 
 def test_a_table_of_nothing_recorded_is_made_here_on_a_few_rows():
-    text = str(wb.protocol_table(Records(), device="cpu"))
+    text = str(wb.protocol_table(Records(), problems=[PROBLEM], device="cpu"))
     assert "live size" in text and "Of 2 wrong versions 1 get through eval" in text
     shapes = {r.shape["B"] for r in wb.records(PROBLEM, kind="check")}
     assert shapes == {verdicts.LIVE_ROWS}

@@ -59,7 +59,7 @@ class ModelNew(Model):
     def forward(self, x: Tensor) -> Tensor:
         linear = self._modules["matmul"]
         operands, options = normal.operands(x, linear), _options(self)
-        if operands is not None and options is not None and x.dtype is torch.float32:
+        if operands is not None and options is not None:
             weight, pool = operands[1], options[0]
             if pool <= weight.size(0):
                 op = OP if running.is_folded(weight, pool) else DIRECT
@@ -135,23 +135,24 @@ _COMMON = {
     "reference": reference,
     "output": _output,
     "arguments": _arguments,
-    "computes": {},  # float32 alone has kernels here; without a compiler the reference runs
+    "computes": {},  # float32 alone has another form; the reference runs without a compiler, too
 }
 
 DIRECT = ops.FusedOp(  # any pool, and products too small to be halved
     SLUG,
     _SCHEMA,
-    fold=None,
+    fold=running.widened,
     plain=reference,
     forms={
-        "tail": ops.Form(running.run_tail, ("-DWB_TAIL",), reads="before"),
-        "blocks": ops.Form(running.run_blocks, ("-DWB_BLOCKS",), reads="before"),
+        "tail": ops.Form(running.run_tail, ("-DWB_TAIL",)),
+        "blocks": ops.Form(running.run_blocks, ("-DWB_BLOCKS",)),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("tail", ("04_gemm_block_tail.cu",)),
     },
     name=f"{SLUG}_direct",
+    fold_options=0,
     **_COMMON,
 )
 
@@ -162,7 +163,7 @@ OP = ops.FusedOp(
     plain=plain,
     forms={
         "chain": ops.Form(running.run_chain, ("-DWB_CHAIN",), reads="before"),
-        "tail": DIRECT.forms["tail"],
+        "tail": ops.Form(running.run_tail, ("-DWB_TAIL",), reads="before"),
         "blocks": ops.Form(partial(running.run_half_blocks, direct=DIRECT), ("-DWB_BLOCKS",)),
         "half": ops.Form(partial(running.run_half, direct=DIRECT)),
     },

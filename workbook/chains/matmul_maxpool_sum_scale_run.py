@@ -12,9 +12,10 @@ from workbook import gemm, ops
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
-# average, and neither eager's error nor ours is more than luck: there both make the same product.
+# average, and eager's own error is luck: ours has to be smaller, or the same.
 LEAST = (256, 1024)
-BLOCK, ROWS = 1 << 19, 256  # elements and rows of a block on a CPU: 2 MB stay in its caches
+WIDE, PRODUCTS = 1 << 20, 1 << 24  # weights, multiplications at most of what is done in float64
+BLOCK, ROWS = 1 << 20, 1024  # elements and rows of a block on a CPU: 4 MB stay in its caches
 WIDENED = 1 << 22  # weights that are float64 at a time
 ELEMENTS = 1 << 28  # of a product at a time on a GPU
 
@@ -25,6 +26,11 @@ def is_folded(weight: Tensor, pool: int) -> bool:
     return pool == 1 or (pool == 2 and K >= LEAST[0] and N >= LEAST[1])
 
 
+def widened(dtype: torch.dtype, weight: Tensor, bias: Tensor, *_: object) -> tuple[Tensor, ...]:
+    """The parameters in float64 where they are few, else ()."""
+    return (weight.double(), bias.double()) if weight.numel() <= WIDE else ()
+
+
 def scaled(total: Tensor, scale: float) -> Tensor:
     """total (B,) float64, scaled and rounded once; infinite before it is where eager's sum is."""
     rounded = total.float()
@@ -32,7 +38,7 @@ def scaled(total: Tensor, scale: float) -> Tensor:
 
 
 def directly(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
-    """The chain as it is written, in float64, by blocks of windows."""
+    """The chain as it is written, in float64, by blocks of windows; pool is at most N."""
     x, used = x.double(), weight.size(0) // pool * pool
     total, step = x.new_zeros(x.size(0)), max(1, WIDENED // (x.size(1) * pool + 1)) * pool
     for first in range(0, used, step):
@@ -57,30 +63,45 @@ def run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tu
     return y
 
 
-def run_tail(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
-    """The whole product, then a kernel for what is left."""
+def _is_small(x: Tensor, folded: tuple, pool: int) -> bool:
+    return bool(folded) and x.size(0) * folded[0].numel() <= PRODUCTS and pool <= folded[1].size(0)
+
+
+def _product(part: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """z of a block; that of a narrow layer as eager makes it."""
+    product = gemm.product if weight.size(0) >= LEAST[1] else F.linear
+    return product(part, weight, bias)
+
+
+def run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
+    """The whole product, then a kernel for what is left; `folded` for what is small."""
+    if _is_small(x, folded, options[0]):
+        return directly(x, *folded, *options)
     weight, bias = parameters
     used = weight.size(0) // options[0] * options[0]
     y, rows = x.new_empty(x.size(0)), max(1, ELEMENTS // max(used, 1))
     for first in range(0, x.size(0), rows):
         part = slice(first, first + rows)
-        run(F.linear(x[part], weight[:used], bias[:used]), *options, y[part])
+        run(_product(x[part], weight[:used], bias[:used]), *options, y[part])
     return y
 
 
-def run_blocks(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+def run_blocks(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
     """The whole product on a CPU, by blocks; the maxima of each while it is in the cache."""
     (weight, bias), (pool, scale) = parameters, options
+    if _is_small(x, folded, pool):
+        return directly(x, *folded, *options)
     used = weight.size(0) // pool * pool
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
-    product = gemm.product if weight.size(0) >= LEAST[1] else F.linear
     rows, columns = _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
-            z = product(part, weight[n:last], bias[n:last])
+            z = _product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
         y[first : first + rows] = scaled(sums[:, 1], scale)
     return y
