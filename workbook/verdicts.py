@@ -142,7 +142,9 @@ def _found(its: Sequence[Record], checks: Records) -> str:
     failed = next((r for r in checks if r.run == last and not r.passed), None)
     if failed is not None:
         shape = ", ".join(f"{k} = {v}" for k, v in failed.shape.items())
-        return f"in `check`: {failed.family} input, {failed.state} weights, {shape}"
+        where = f"{failed.mode} mode, {failed.family} input, {failed.state} weights, {shape}"
+        how = "" if failed.reason.startswith("error") else f": {failed.reason}"
+        return f"in `check`: {where}{how}"
     return "**not in `check`**" if checks else "`check` is not recorded"
 
 
