@@ -1,6 +1,6 @@
 """Judge exported files in a process that has torch and nothing of the package.
 
-    python -I alone.py '{"files": [...], "reference": ..., "init": [...], "device": "cpu", ...}'
+    python -P alone.py '{"files": [...], "reference": ..., "init": [...], "device": "cpu", ...}'
 
 prints one JSON line: for each file what is wrong with it, and what ran. It executes the files as
 the public harness does: in the namespace of the reference, with a line put before.

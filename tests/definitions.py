@@ -86,7 +86,11 @@ def sum_chain(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def avg_pool_gelu(model: nn.Module, x: Tensor) -> Tensor:
-    mean = _windows(_rows(model.matmul, x), model.avg_pool).mean(2)
+    """The biases by themselves: where huge products cancel they are what is left."""
+    layer = model.matmul
+    products = x.double() @ layer.weight.double().T
+    mean = _windows(products, model.avg_pool).mean(2)
+    mean = mean + _windows(layer.bias.double().unsqueeze(0), model.avg_pool).mean(2)
     gelu = 0.5 * mean * torch.special.erfc(-mean / math.sqrt(2))
     return (gelu * model.scale_factor).amax(1)
 
@@ -130,3 +134,38 @@ def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
         "bn.running_var": (1 - share) * bn.running_var.double() + share * unbiased,
         "bn.num_batches_tracked": steps,
     }
+
+
+def sensitivity(model: nn.Module, x: Tensor, formula: object) -> Tensor:
+    """How far y (B) moves, row by row, if each term of z = x W^T + b moves by its own size.
+
+    sum_n |dy/dz[n]| (sum_k |x[k] W[n,k]| + |b[n]|): a unit roundoff of it is what no order of
+    additions can promise to stay below. Of a softmax: the 2-norm over the row, the affine before it
+    counted like z. Of a GELU: what its argument is rounded by, too.
+    """
+    layer = next(m for m in model.children() if isinstance(m, nn.Linear))
+    size = x.double().abs() @ layer.weight.double().abs().T + layer.bias.double().abs()
+    if formula is batchnorm_softmax:
+        y = batchnorm_softmax(model, x)
+        mean, variance = statistics(model, x)
+        if not model.bn.training:
+            mean, variance = model.bn.running_mean.double(), model.bn.running_var.double()
+        moves = (size + mean.abs()) / (variance + model.bn.eps).sqrt() * model.bn.weight.abs()
+        moves = model.scale.double().abs() * (moves + model.bn.bias.double().abs())
+        return (y * (moves + (y * moves).sum(1, keepdim=True))).flatten(1).norm(dim=1)
+    z = _rows(layer, x)
+    with torch.inference_mode(False), torch.enable_grad():
+        z = z.clone().detach().requires_grad_()
+        if formula is sum_chain:
+            y, extra = z.sum(1), 0.0
+        elif formula is max_pool_sum:
+            y, extra = _windows(z, model.max_pool).amax(2).sum(1) * model.scale_factor, 0.0
+        else:
+            mean = _windows(z, model.avg_pool).mean(2)
+            gelu = 0.5 * mean * torch.special.erfc(-mean / math.sqrt(2)) * model.scale_factor
+            y, at = gelu.max(1)
+            extra = mean.detach().gather(1, at.unsqueeze(1)).squeeze(1) * model.scale_factor
+            extra = abs(extra)
+        (slope,) = torch.autograd.grad(y.sum(), z)
+    slope = slope.nan_to_num()  # of an infinite z that is not the largest
+    return torch.where(slope == 0, 0.0, slope.abs() * size).sum(1) + extra

@@ -23,6 +23,9 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: LEAST, torch.float16: 1e-3, tor
 DTYPES = list(ROUNDING)
 INF, NAN = float("inf"), float("nan")
 
+# in_features, out_features, rows: odd, and beyond where a chain starts to fold at all.
+K, N, B = 257, 1025, 5
+
 needs_compiler = pytest.mark.skipif(tools.compiler() is None, reason="no C++ compiler here")
 needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
 needs_inductor = pytest.mark.skipif(
@@ -49,6 +52,7 @@ class Subject:
     formula: Callable[[nn.Module, Tensor], Tensor]
     options: tuple = ()
     mode: str = "eval"
+    wide: tuple = ()  # options from 1000 features on, where those above would hide most of them
 
     def __str__(self) -> str:
         return self.name
@@ -69,7 +73,9 @@ class Subject:
     def new(self, K: int, N: int, *, seed: int = 0, options: tuple | None = None) -> nn.Module:
         """A drop-in in the subject's mode, drawn after `seed`."""
         torch.manual_seed(seed)
-        model = self.ModelNew(K, N, *(self.options if options is None else options))
+        if options is None:
+            options = self.wide if N >= 1000 and self.wide else self.options
+        model = self.ModelNew(K, N, *options)
         return model.train(self.mode == "train")
 
     def twins(
@@ -90,7 +96,7 @@ class Subject:
         return getattr(model, self.linear)
 
     def with_options(self, *options: object) -> Subject:
-        return replace(self, options=options)
+        return replace(self, options=options, wide=())
 
 
 _SUM = ("matmul_sum_max_mean_logsumexp", "linear", definitions.SumChain, definitions.sum_chain)
@@ -108,7 +114,8 @@ MAX = Subject("maxpool", *_MAX, (2, 0.5))
 SUBJECTS = [
     SUM,
     AVG,
-    Subject("avgpool-negative", *_AVG, (4, -1.5)),
+    # Of hundreds of windows one is always near the minimum of GELU: three are wide.
+    Subject("avgpool-negative", *_AVG, (4, -1.5), wide=(341, -1.5)),
     BN,
     BN_TRAIN,
     MAX,
@@ -125,6 +132,9 @@ each_problem = pytest.mark.parametrize("subject", PROBLEMS, ids=str)
 def drawn(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Normal values from a generator of their own."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+X = drawn((B, K), seed=9)
 
 
 def reference_of(new: nn.Module) -> nn.Module:
@@ -156,25 +166,27 @@ def _as_rows(y: Tensor) -> Tensor:
     return y.reshape(y.size(0), -1) if y.dim() and y.numel() else y.reshape(y.numel(), 1)
 
 
-def errors(y: Tensor, true: Tensor) -> tuple[float, float]:
+def errors(y: Tensor, true: Tensor, slack: Tensor | None = None) -> tuple[float, float]:
     """Relative error of the whole, in the 2-norm, and of the worst row; 0/0 is no error.
 
-    A difference of one step of the type's least number is none.
+    Of a difference, one step of the type's least number does not count, nor `slack` (rows).
     """
     step = torch.finfo(y.dtype).smallest_normal * torch.finfo(y.dtype).eps
     y, true = _as_rows(y.double()), _as_rows(true)
-    difference = (y - true).abs()
-    difference = torch.where(difference <= step, 0.0, difference)
-    rows, sizes = difference.norm(dim=1), true.norm(dim=1)
-    whole = rows.norm() / sizes.norm() if difference.any() else difference.sum()
+    difference = ((y - true).abs() - step).clamp_min(0)
+    unit = true.abs().max().clamp_min(1e-300)  # a square must not underflow
+    rows, sizes = (difference / unit).norm(dim=1), (true / unit).norm(dim=1)
+    rows = rows if slack is None else (rows - slack / unit).clamp_min(0)
+    whole = rows.norm() / sizes.norm() if rows.any() else rows.sum()
     return whole.item(), torch.where(rows == 0, 0.0, rows / sizes).max().item()
 
 
-def assert_accurate(y: Tensor, eager: Tensor, true: Tensor) -> None:
+def assert_accurate(y: Tensor, eager: Tensor, true: Tensor, slack: Tensor | None = None) -> None:
     """At most twice eager's own error, or what one rounding of the type costs: whole and rows.
 
     Rows finite in eager are finite; rows that can't be finite are not. A row that only eager has
-    not finite (it overflowed on its way) may be finite here if it is right.
+    not finite (it overflowed on its way) may be finite here if it is right. slack (rows): an error
+    that is allowed beside.
     """
     assert y.shape == eager.shape and y.dtype == eager.dtype and y.device == eager.device
     if not y.numel():
@@ -185,35 +197,74 @@ def assert_accurate(y: Tensor, eager: Tensor, true: Tensor) -> None:
     assert not ours[~finite & ~possible].any(), "a row that can't be finite is"
     y, eager, true = _as_rows(y), _as_rows(eager), _as_rows(true)
     least = ROUNDING[y.dtype]
+    slack = torch.zeros(y.size(0), dtype=torch.float64) if slack is None else slack.nan_to_num()
     saved = ours & ~finite
     if saved.any():
-        assert errors(y[saved], true[saved])[1] <= 64 * least, "finite where eager is not, wrong"
+        # Below -8 torch's GELU is 0 in float64 too: its 1 + erf has no digits left there.
+        close = torch.isclose(y[saved].double(), true[saved], rtol=0.01 + least, atol=1e-13)
+        assert close.all(), "finite where eager is not, wrong"
     if not finite.any():
         return
-    got, own = errors(y[finite], true[finite]), errors(eager[finite], true[finite])
+    got, own = errors(y[finite], true[finite], slack[finite]), errors(eager[finite], true[finite])
     for name, g, e in zip(("whole", "worst row"), got, own, strict=True):
         assert g <= max(2 * e, least), f"{name}: error {g:.3g}, eager's own {e:.3g}"
 
 
-def assert_buffers(model: nn.Module, reference: nn.Module, true: Mapping[str, Tensor]) -> None:
-    """The buffers after a call, beside the reference's after its own; true: them in float64."""
-    theirs = dict(reference.named_buffers())
-    ours = dict(model.named_buffers())
+def slack_of(model: nn.Module, x: Tensor) -> Tensor:
+    """(rows) the rounding that single rows may show by bad luck, where eager's own had good luck.
+
+    The rule compares with eager's error, which for a few rows near zero is a matter of chance.
+    Four roundings of the type that is computed in, of each term; sixteen of float64, in which the
+    truth is rounded too. None for the sum chain, which is computed in float64.
+    """
+    u, count = (2.0**-53, 16) if x.dtype == torch.float64 else (2.0**-24, 4)
+    if x.dtype != torch.float64 and isinstance(model, SUM.Model):
+        return torch.zeros(x.size(0), dtype=torch.float64)
+    with torch.no_grad():
+        return count * u * definitions.sensitivity(model, x, subject_of(model).formula)
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers as they are now."""
+    return {name: b.detach().clone() for name, b in model.named_buffers()}
+
+
+def assert_buffers(
+    model: nn.Module,
+    reference: nn.Module,
+    before: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    true: Mapping[str, Tensor],
+) -> None:
+    """The buffers after a call of each; before: model's and reference's; true: in float64.
+
+    Those that the reference leaves alone keep their bits; where there is no truth (a batch that has
+    no variance) they are the reference's.
+    """
+    theirs, ours = dict(reference.named_buffers()), dict(model.named_buffers())
     assert list(ours) == list(theirs)
     for name, wanted in theirs.items():
         got = ours[name]
         assert got.dtype == wanted.dtype and got.shape == wanted.shape, name
         try:
-            if name not in true or not wanted.is_floating_point():
-                torch.testing.assert_close(got, wanted, equal_nan=True, rtol=0, atol=0)
-                continue
-            seen = wanted.isfinite()
-            assert got.isfinite()[seen].all(), "not finite where eager is"
-            assert not got.isfinite()[~true[name].isfinite()].any(), "finite where it can't be"
-            columns = [t[seen].unsqueeze(0) for t in (got, wanted, true[name])]
-            assert_accurate(*columns)
+            if _same(wanted, before[1][name]):
+                assert _same(got, before[0][name]), "written where the reference writes nothing"
+            elif name in true and wanted.is_floating_point():
+                _assert_statistics(got, wanted, true[name])
+            else:
+                torch.testing.assert_close(got, wanted, equal_nan=True)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _assert_statistics(got: Tensor, eager: Tensor, true: Tensor) -> None:
+    seen = eager.isfinite()
+    assert got.isfinite()[seen].all(), "not finite where eager is"
+    assert not got.isfinite()[~true.isfinite()].any(), "finite where it can't be"
+    assert_accurate(*(t[seen].unsqueeze(0) for t in (got, eager, true)))
 
 
 def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
@@ -230,9 +281,10 @@ def assert_fresh(new: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -
     """`new` computes with the weights that `model` has at this moment."""
     reference = reference_of(model)
     true, true_buffers = truth(reference, x), buffers_after(reference, x)
+    slack, before = slack_of(reference, x), (buffers_of(model), buffers_of(reference))
     with torch.no_grad():
-        assert_accurate(new(x), reference(x), true)
-    assert_buffers(model, reference, true_buffers)
+        assert_accurate(new(x), reference(x), true, slack)
+    assert_buffers(model, reference, before, true_buffers)
 
 
 def outcome(function: Callable[[], Tensor]) -> tuple[Tensor | None, type | None, str]:
@@ -258,19 +310,21 @@ def assert_like(
     model = new if model is None else model
     known = isinstance(x, Tensor) and x.dim() == 2 and x.layout is torch.strided
     known = known and x.is_floating_point()
-    true, true_buffers = None, buffers_after(reference, x)
+    true, slack, true_buffers = None, None, buffers_after(reference, x)
     if known:
         true = outcome(lambda: truth(reference, x))[0]
+        slack = outcome(lambda: slack_of(reference, x))[0]
+    before = buffers_of(model), buffers_of(reference)
     wanted, wanted_error, _ = outcome(lambda: reference(x))
     got, error, text = outcome(lambda: new(x))
     assert error is wanted_error, f"{error} instead of {wanted_error}: {text}"
-    assert_buffers(model, reference, {} if wanted is None else true_buffers)
+    assert_buffers(model, reference, before, {} if wanted is None else true_buffers)
     if wanted is None:
         return text
     assert got.shape == wanted.shape and got.dtype == wanted.dtype and got.device == wanted.device
     assert got.requires_grad == wanted.requires_grad and strides(got) == strides(wanted)
     if true is not None and true.shape == wanted.shape and wanted.is_floating_point():
-        assert_accurate(got.detach(), wanted.detach(), true)
+        assert_accurate(got.detach(), wanted.detach(), true, slack)
         nan = x.isnan().any(1)
         if nan.any() and got.size(0) == x.size(0):
             assert got[nan].isnan()[wanted[nan].isnan()].all(), "a NaN of its row is lost"

@@ -20,6 +20,7 @@ import pytest
 from sum_chain import PROBLEM, needs_compiler
 
 from workbook import journal
+from workbook.chains import SLUGS
 from workbook.journal import Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,8 +131,10 @@ def test_wrong_usage_is_status_2(arguments, checkout):
 
 
 def test_list(checkout):
-    (found,) = objects(workbook(checkout, "list", "--json"))
-    assert found["problem"] == SLUG and found["title"]
+    every = objects(workbook(checkout, "list", "--json"))
+    assert [one["problem"] for one in every] == list(SLUGS)
+    found = next(one for one in every if one["problem"] == SLUG)
+    assert found["title"]
     assert found["sizes"]["paper"] == {"B": 1024, "K": 8192, "N": 8192}
     assert {"eager", "eager/tf32", "fused", "wrong_one_block"} <= set(found["variants"])
     text = workbook(checkout, "list")

@@ -22,6 +22,10 @@ from kit import (
     PROBLEMS,
     SUBJECTS,
     SUM,
+    B,
+    K,
+    N,
+    X,
     assert_like,
     drawn,
     each,
@@ -35,9 +39,6 @@ from torch import nn
 from torch.nn.utils import prune
 
 from workbook import normal, ops
-
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,16 @@ from kit import (
     MAX,
     SUBJECTS,
     SUM,
+    B,
+    K,
+    N,
+    X,
     assert_buffers,
     assert_fresh,
     assert_gradients_close,
     assert_like,
     buffers_after,
+    buffers_of,
     drawn,
     each,
     gradients,
@@ -35,8 +40,6 @@ from torch.utils._pytree import tree_leaves
 
 from workbook import ops
 
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 # Where torch.compile takes seconds: one subject of each problem, and both modes of BatchNorm.
 DEAR = [SUM, AVG, BN, BN_TRAIN, MAX]
 each_dear = pytest.mark.parametrize("subject", DEAR, ids=str)
@@ -74,6 +77,8 @@ def test_opcheck(subject, dtype, device, batch, monkeypatch):
     if subject.has_statistics and not batch:
         pytest.skip("torch's own BatchNorm takes no empty batch in training")
     made = op_calls(monkeypatch, new, x)
+    if not made and dtype != torch.float32:
+        pytest.skip("the reference itself runs in this type")
     assert made
     near = 1e-2 if dtype == torch.bfloat16 else None
     for op, args in made:
@@ -95,13 +100,13 @@ def test_compiled_forward_and_backward(subject, dynamic, device):
     call = torch.compile(new, fullgraph=True, dynamic=dynamic, backend=backend)
     for batch in (B, 3, 2, *(() if subject.has_statistics else (1,))):
         x = drawn((batch, K), batch).to(device).requires_grad_()
-        true = buffers_after(reference, x)
+        true, before = buffers_after(reference, x), (buffers_of(new), buffers_of(reference))
         theirs = gradients(reference, x)
         ours = gradients(call, x, of=new)
         if subject.has_statistics:  # before BatchNorm its gradient is rounding alone
             assert ours.pop("gemm.bias").abs().max() < 1e-6 > theirs.pop("gemm.bias").abs().max()
         assert_gradients_close(ours, theirs, 1e-4)
-        assert_buffers(new, reference, true)
+        assert_buffers(new, reference, before, true)
     with torch.no_grad():
         assert_like(reference, call, X.to(device), model=new)
 

@@ -22,6 +22,7 @@ NEEDED = ("PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_HOME", "CXX", "TMPDIR", "LANG
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU"))]  # fmt: skip
 K, N, B = 67, 96, 7
+SECONDS = 200  # who waits for somebody else's build for ever is stopped
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +52,9 @@ def alone(code: list[str], folder: Path, env: dict[str, str]) -> str:
     """What a fresh Python prints, run in an empty folder."""
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
+    start = [sys.executable, "-P", *code]
     done = subprocess.run(
-        [sys.executable, "-I", *code], cwd=empty, env=env, capture_output=True, text=True
+        start, cwd=empty, env=env, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert not list(empty.iterdir())
@@ -231,14 +233,14 @@ def test_two_processes_build_at_once_over_what_a_killed_one_left(written, tmp_pa
     (folder / "tmp-killed").mkdir(parents=True)
     (folder / "tmp-killed" / "lock").touch()  # of load_inline, which waits for it for ever
     code = f"exec(open({str(file)!r}).read()); print(OP.kernel('cpu'))"
-    start, env = [sys.executable, "-I", "-c", code], environment(folder.parent)
+    start, env = [sys.executable, "-P", "-c", code], environment(folder.parent)
     with contextlib.ExitStack() as stack:
         running = [
             subprocess.Popen(start, env=env, stdout=subprocess.PIPE, text=True) for _ in "12"
         ]
         for process in running:
             stack.callback(process.kill)
-        told = [process.communicate(timeout=200)[0] for process in running]
+        told = [process.communicate(timeout=SECONDS)[0] for process in running]
     assert told[0] == told[1] and told[0].startswith("wb_")
     assert [f.name for f in folder.iterdir() if f.is_dir()] == ["tmp-killed"]
     for library in folder.glob("*.so"):

@@ -18,11 +18,17 @@ import pytest
 import torch
 from cases import put
 from kit import (
+    AVG,
     BN,
     BN_TRAIN,
     DEVICES,
+    MAX,
     SUBJECTS,
     SUM,
+    B,
+    K,
+    N,
+    X,
     assert_fresh,
     assert_like,
     drawn,
@@ -41,8 +47,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import workbook as wb
 from workbook import fold
 
-K, N, B = 33, 17, 5
-X = drawn((B, K), seed=9)
 EVAL = [s for s in SUBJECTS if not s.has_statistics]
 each_eval = pytest.mark.parametrize("subject", EVAL, ids=str)
 # Where torch.compile takes seconds: one path of each problem, both modes of BatchNorm.
@@ -164,10 +168,11 @@ def new_parameter_on_the_old_storage(model):
 
 
 def new_view_of_the_old_storage(model):
-    """Same storage and address, other strides: for a square part of the weights."""
-    weight = layer_of(model).weight
-    square = weight.detach()[:, :N]
-    layer_of(model).weight = nn.Parameter(torch.cat([square.t(), weight[:, N:]], 1))
+    """Same storage, address and shape, other strides: the upper part of a larger square."""
+    whole = torch.randn(N, N, device=layer_of(model).weight.device)
+    layer_of(model).weight = nn.Parameter(whole[:, :K])
+    assert_fresh(model, model, X.to(whole.device))
+    layer_of(model).weight = nn.Parameter(whole.t()[:, :K])
 
 
 def vector_to_parameters(model):
@@ -831,9 +836,10 @@ def test_folded_once_for_many_calls(subject, folds):
     assert len(folds) == first
 
 
-def test_the_sum_chain_folds(folds):
-    new = SUM.new(K, N)
-    new(X)
+@pytest.mark.parametrize("subject", [SUM, AVG, MAX], ids=str)
+def test_what_should_fold_folds(subject, folds):
+    """The tests of this file are about something."""
+    subject.new(K, N)(X)
     assert len(folds) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import subprocess
 import sys
@@ -699,3 +700,26 @@ def test_no_records_says_what_to_do(draw):
 def test_what_can_not_be_drawn_says_why(draw, records, says: str):
     with pytest.raises(ValueError, match=says):
         draw(records)
+
+
+# --- curves -----------------------------------------------------------------------------------
+
+
+def test_curves_show_each_point_and_leave_out_what_has_no_place():
+    picture = plot.curves(
+        [1.0, 10.0, 100.0],
+        {"eager": [1e-7, 1e-6, 1e-5], "ours": [0.0, 2e-7, math.inf]},
+        title="Errors grow", axes=("size", "error"),
+    )  # fmt: skip
+    drawn = [line for line in picture.figure.axes[0].get_lines() if len(line.get_xdata()) > 0]
+    points = {tuple(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in drawn}
+    assert ((1.0, 1e-7), (10.0, 1e-6), (100.0, 1e-5)) in points and ((10.0, 2e-7),) in points
+    assert "eager: 1.0e-7 at 1, 1.0e-6 at 10" in picture.alt and "ours: 2.0e-7 at 10" in picture.alt
+
+
+@pytest.mark.parametrize(
+    ("ys", "words"), [([1.0], "has 1 points"), ([0.0, math.nan], "no point above 0")]
+)
+def test_curves_that_can_not_be_drawn_say_why(ys, words):
+    with pytest.raises(ValueError, match=f"lines: 'a' {words}|lines: 'a' has {words}"):
+        plot.curves([1.0, 2.0], {"a": ys}, title="", axes=("x", "y"))

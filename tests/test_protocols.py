@@ -388,8 +388,10 @@ def test_a_renamed_layer_fails_the_strict_load_alone():
         'strict load: Missing key(s) in state_dict: "fc.weight", "fc.bias". '
         'Unexpected key(s) in state_dict: "linear.weight", "linear.bias".'
     )
-    assert lenient.record.rel_error < 2e-7 and lenient.rule == lenient.moved == ""
-    assert strict.ok and strict.rule == strict.moved == ""
+    assert lenient.record.rel_error < 2e-7
+    assert strict.ok and strict.is_let_through
+    said = {r.rule for r in (lenient, strict)} | {r.moved for r in (lenient, strict)}
+    assert said == {"state_dict: linear.weight is missing"}
 
 
 def test_a_module_made_around_the_model_is_loaded_by_its_own_names():
@@ -403,7 +405,7 @@ def test_a_module_made_around_the_model_is_loaded_by_its_own_names():
 
     lenient, strict = both(Around)
     assert lenient.reason.startswith("strict load: Missing key(s)") and strict.ok
-    assert lenient.rule == "" and lenient.moved == ""
+    assert lenient.record.rel_error < 1e-5 and lenient.rule.startswith("state_dict: ")
 
 
 def test_weights_of_other_shapes_are_not_compared():
@@ -496,6 +498,22 @@ def test_batch_statistics(statistics, update, passes, rule):
     assert [r.record.mode for r in results] == ["eval", "train"]
     for result, words in zip(results, rule, strict=True):
         assert result.rule.startswith(words) and bool(result.rule) == bool(words)
+
+
+def test_a_renamed_layer_with_buffers_has_left_them_nowhere():
+    class Renamed(Normed):
+        def __init__(self, in_features: int, out_features: int) -> None:
+            super().__init__(in_features, out_features)
+            self.norm = self._modules.pop("bn")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.linear(x))
+
+    p = chain(Normed, Renamed)
+    lenient = wb.protocol(p, "eval", device="cpu", size=SMALL)
+    strict = wb.protocol(p, "harness", device="cpu", size=SMALL, samples=1)
+    assert lenient.reason.startswith("strict load: Missing key(s)") and strict.ok
+    assert lenient.rule == strict.rule == "state_dict: bn.weight is missing"
 
 
 def test_statistics_move_in_each_model_by_itself():
@@ -760,8 +778,14 @@ def test_a_result_is_a_record_beside_those_of_check(tmp_path):
     assert len(there.query(protocol="eval")) == 2 and len(there.query(protocol="")) == len(checked)
     newest = there.newest()
     assert [r.protocol for r in newest if r.variant == "tried"] == ["eval", "harness"]
-    assert len(newest.query(protocol="")) == len(checked), "a protocol does not hide a check"
     assert not (tmp_path / "data").exists()
+
+
+def test_a_protocol_does_not_hide_a_check_of_the_same_variant():
+    checked = wb.check(PROBLEM, device="cpu", size=SMALL, states=["initial"]).records
+    judged = wb.protocol(PROBLEM, "eval", device="cpu", size=SMALL).record
+    newest = Records([*checked, judged]).newest()
+    assert len(newest) == len(checked) + 1 and newest.query(protocol="eval") == [judged]
 
 
 def test_kept_records_are_in_data(tmp_path):
@@ -793,7 +817,7 @@ def record_of(variant: str, name: str, passed: bool, **more) -> Record:
 
 
 def table(*records: Record) -> tuple[list[str], str]:
-    text = str(verdicts.protocol_table(Records(records)))
+    text = str(wb.protocol_table(Records(records), problems=[PROBLEM]))
     return [line for line in text.splitlines() if line.startswith("|")][2:], text
 
 
@@ -805,7 +829,12 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
         record_of("wrong_literal_log_exp", "harness", True, rel_error=3e-8),
         record_of(
             "wrong_literal_log_exp", "", False, family="one huge row", state="large sums",
-            shape={"B": 3, "K": 4}, reason="not finite", how={},
+            shape={"B": 3, "K": 4}, reason="not finite", how={}, run="b",
+        ),
+        record_of("wrong_literal_log_exp", "", True, how={}, run="b"),
+        record_of(
+            "wrong_literal_log_exp", "", False, family="of an older run", how={}, run="a",
+            date="2025-12-31T00:00:00Z",
         ),
         record_of("fused", "eval", True),
         record_of("fused", "harness", False, reason="input 1: allclose"),
@@ -816,14 +845,35 @@ def test_the_table_says_who_let_what_through_and_what_finds_it():
     assert len(by) == 2
     stale, literal = by["wrong_fold_in_init"], by["wrong_literal_log_exp"]
     assert "| rejected, 5.0e-01 | **let through**, 2.0e-08 | 3.0e-07 | once the weights" in stale
-    assert "in `check`: one huge row input, large sums weights, B = 3, K = 4 |" in literal
+    assert (
+        "`check`: eval mode, one huge row input, large sums weights, B = 3, K = 4: not" in literal
+    )
     assert PROBLEM.variant("wrong_fold_in_init").wrong in stale and "(stale)" not in stale
     assert "eval accepts 1 of 1; harness accepts 0 of 1; not `fused`: input 1: allclose." in text
 
 
+def test_the_table_says_where_a_rejection_is_for_the_mode():
+    """A kernel of eval mode fails the harness, which stays in train mode, whatever it computes."""
+    right, wrong = (
+        dataclasses.replace(v, modes=("eval",))
+        for v in (PROBLEM.variant("cpu"), PROBLEM.variant("wrong_fold_in_init"))
+    )
+    p = dataclasses.replace(PROBLEM, variants=(right, wrong))
+    kept = Records(
+        record_of(v.key, name, name == "eval", reason="off")
+        for v in p.variants
+        for name in PROTOCOLS
+    )
+    text = str(wb.protocol_table(kept, problems=[p]))
+    assert "| **let through**, 5.0e-01 | rejected: computes eval alone |" in text
+    assert "harness accepts 0 of 1; not `cpu`: it computes eval alone." in text
+
+
 def test_the_table_of_what_is_partly_recorded():
-    rows, text = table(record_of("wrong_fold_in_init", "eval", False, rel_error=None))
+    raised = {"rule": "not run", "moved": "not run"}
+    rows, text = table(record_of("wrong_fold_in_init", "eval", False, rel_error=None, how=raised))
     by = {row.split("`")[1]: row for row in rows}
+    assert by["wrong_fold_in_init"].endswith("| `check` is not recorded |")
     assert "| rejected, no output | not recorded |" in by["wrong_fold_in_init"]
     assert "| not recorded | not recorded |" in by["wrong_literal_log_exp"]
     assert "Of 1 wrong versions" in text and "mean to be right" not in text
@@ -845,7 +895,7 @@ def test_the_table_shows_the_card_that_tells_most_and_the_newest_run():
 
 
 def test_a_table_of_nothing_recorded_is_made_here_on_a_few_rows():
-    text = str(wb.protocol_table(Records(), device="cpu"))
+    text = str(wb.protocol_table(Records(), problems=[PROBLEM], device="cpu"))
     assert "live size" in text and "Of 2 wrong versions 1 get through eval" in text
     shapes = {r.shape["B"] for r in wb.records(PROBLEM, kind="check")}
     assert shapes == {verdicts.LIVE_ROWS}

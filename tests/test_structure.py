@@ -22,8 +22,8 @@ ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
     "toolchain recipe build normal gemm ops variants controls chains ceilings families errors "
     "judge accuracy drafts pairs protocols results compare style chart legend plot_errors "
-    "plot_overview plot_break_even plot trial prose tables verdicts standin runner tidy pages "
-    "report standalone scopes modules amalgam export lines cli_check cli"
+    "plot_overview plot_curves plot_break_even plot trial prose tables verdicts standin runner "
+    "tidy pages report standalone scopes modules amalgam export lines cli_check cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

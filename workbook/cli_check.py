@@ -55,8 +55,6 @@ def _by_protocol(p: Problem, arguments: argparse.Namespace, device: str) -> bool
     should be."""
     name, right = arguments.protocol, True
     chosen = [None] if arguments.file else _named(p, arguments.variants or "fused", device)
-    if arguments.variants == "all":  # the drop-in, once more
-        chosen = [v for v in chosen if v.reads != "fold"]
     for v in chosen:
         result = protocol(
             p, name, variant=v, file=arguments.file, device=device,
@@ -78,6 +76,7 @@ def _line(record: Record) -> dict:
 
 def _named(p: Problem, names: str, device: str) -> list[Variant]:
     here = [v for v in p.variants if device in v.devices and v.route == "float32"]
+    here = [v for v in here if v.reads != "fold"]  # the drop-in once more, on weights of its own
     if names == "all":
         return here
     if names == "controls":

@@ -62,7 +62,7 @@ def export(slug: str, file: Path, reference: Path | None = None, force: bool = F
 def text_of(slug: str) -> str:
     """The file that defines ModelNew."""
     p = problem(slug)
-    libraries = _libraries(p, _merged(p, {}))
+    libraries = _libraries(_merged(p, {}))
     sources = _sources(library for found in libraries.values() for library in found)
     made = _merged(p, {"LIBRARIES": _table(libraries), "SOURCES": _strings(sources)})
     build, mark = (made.called["standalone", name] for name in ("build_for", "DIGEST"))
@@ -113,12 +113,13 @@ def _merged(p: Problem, filled: Mapping[str, str]) -> amalgam.Amalgam:
 # --- kernels --------------------------------------------------------------------------------
 
 
-def _libraries(p: Problem, made: amalgam.Amalgam) -> dict[str, list[Library]]:
-    """By device: what `built` will be asked for, by the chain's ops and by folds."""
-    chain = importlib.import_module(f"workbook.chains.{p.slug}")
+def _libraries(made: amalgam.Amalgam) -> dict[str, list[Library]]:
+    """By device: what `built` will be asked for, by ops of chains and by folds."""
     found: dict[str, list[Library]] = {"cpu": [], "cuda": []}
     for home, name in sorted(made.called):
-        op = getattr(chain, name) if home == f"chains.{p.slug}" else None
+        above, _, chain = home.rpartition(".")
+        module = importlib.import_module(f"workbook.chains.{chain}") if above else None
+        op = getattr(module, name, None)
         for device, kernel in op.kernels.items() if isinstance(op, ops.FusedOp) else ():
             flags = tuple(op.forms[kernel.form].flags)
             found[device].append((op.slug, device, tuple(kernel.files), flags))

@@ -76,7 +76,7 @@ def _cancelling(model: nn.Module, g: Generator) -> None:
 def _scaled_rows(model: nn.Module, g: Generator) -> None:
     """Rows of weights over 2^-20 .. 2^20."""
     for name, p in _parameters(model):
-        if name == "weight":
+        if name == "weight" and p.dim() > 1:
             exponent = torch.randint(-20, 21, (p.size(0), 1), generator=g)
             p.mul_(torch.exp2(exponent.float()).to(p))
 

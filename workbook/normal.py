@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["FLOATS", "explain", "is_plain", "operands"]
+__all__ = ["FLOATS", "are_like", "explain", "is_plain", "operands"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -44,6 +44,18 @@ def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
         and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
     )
     return (x, weight, bias) if normal else None
+
+
+def are_like(x: Tensor, *tensors: Tensor | None) -> bool:
+    """Tensors that a chain takes beside the Linear's: there, of x's type, device and layout."""
+    for tensor in tensors:
+        if tensor is None or tensor.dtype != x.dtype or tensor.device != x.device:
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+        if not torch.compiler.is_compiling() and type(tensor) not in _PLAIN:
+            return False
+    return True
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -119,25 +119,28 @@ def _group_mean(device: str) -> Callable | None:
     return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
 
 
-def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> Tensor:
-    """weight (N, K) -> (N // pool, K) in dtype, means of `pool` neighbouring rows, rounded once.
+def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight (N, K) -> w in dtype, w_exact in float64 (N // pool, K): means of `pool` rows.
 
-    Added in float64. Rows that are left over are not read.
+    Added in float64. Rows that are left over are not read. w_exact is empty unless weight and dtype
+    are float32.
     """
     groups, columns = weight.size(0) // pool, weight.size(1)
-    if weight.dtype == dtype == torch.float32 and weight.is_contiguous():
-        run = _group_mean(weight.device.type)
-        if run is not None:
-            means = weight.new_empty((groups, columns))
-            run(weight, means, pool)
-            return means
     means = weight.new_empty((groups, columns), dtype=dtype)
+    both = weight.dtype == dtype == torch.float32
+    exact = weight.new_empty((groups, columns) if both else 0, dtype=torch.float64)
+    run = _group_mean(weight.device.type) if both and weight.is_contiguous() else None
+    if run is not None:
+        run(weight, pool, means, exact)
+        return means, exact
     block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
     for first in range(0, groups, block):
         last = min(first + block, groups)
-        rows = weight[first * pool : last * pool].double()
-        means[first:last] = rows.reshape(last - first, pool, columns).mean(1)
-    return means
+        rows = weight[first * pool : last * pool].double().reshape(last - first, pool, columns)
+        means[first:last] = found = rows.mean(1)
+        if both:
+            exact[first:last] = found
+    return means, exact
 
 
 def adjacent(x: Tensor) -> Tensor:
@@ -171,9 +174,10 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. fold_options: how many of the options it takes, all if not given; a fold is made anew
-    where one of those changes. plain(x, *folded, *options) -> y: the algebra in torch; serves
-    dtypes and devices without a kernel.
+    derived. whole: how many of the first parameters it does not take. fold_options: how many of the
+    options it takes, all if not given; a fold is made anew where one of those changes.
+    plain(x, *whole, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
+    without a kernel.
     reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
@@ -196,6 +200,7 @@ class FusedOp:
         forms: Mapping[str, Form],
         kernels: Mapping[str, Kernel],
         name: str = "",
+        whole: int = 0,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
@@ -204,7 +209,7 @@ class FusedOp:
         self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.dtype, self.computes = dtype, computes
+        self.whole, self.dtype, self.computes = whole, dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -259,7 +264,7 @@ class FusedOp:
         """The derived weights, fresh."""
         if self.fold is None:
             return ()
-        tensors = arguments[: self.parameters]
+        tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
         return self.folds.get(
             (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
@@ -267,8 +272,9 @@ class FusedOp:
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
-        options = arguments[self.parameters :]
-        found = self.plain(x.to(dtype), *self.folded(dtype, *arguments), *options)
+        whole, options = arguments[: self.whole], arguments[self.parameters :]
+        whole = (t.to(dtype) for t in whole)
+        found = self.plain(x.to(dtype), *whole, *self.folded(dtype, *arguments), *options)
         if isinstance(found, tuple):
             return tuple(t.to(x.dtype) for t in found)
         return found.to(x.dtype)

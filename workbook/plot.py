@@ -16,11 +16,12 @@ from workbook.chart import SMALL, Chart, Row, around, row_chart, width_of
 from workbook.journal import Records
 from workbook.legend import REFERENCES, Timed, times
 from workbook.plot_break_even import break_even
+from workbook.plot_curves import curves
 from workbook.plot_errors import errors
 from workbook.plot_overview import overview
 from workbook.style import Picture, duration, factor, tick_time
 
-__all__ = ["Picture", "break_even", "errors", "ladder", "overview", "waterfall"]
+__all__ = ["Picture", "break_even", "curves", "errors", "ladder", "overview", "waterfall"]
 
 
 TIME_AXIS = "time per call, log scale: further left is faster"

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbook import legend, limits, stats, style
-from workbook.chart import (
-    MARGIN,
-    SMALL,
-    WIDTH,
-    Chart,
-    Page,
-    around,
-    draw_ticks,
-    log_ticks,
-    width_of,
-)
+from workbook.chart import SMALL, around
 from workbook.legend import Timed
-from workbook.style import LINE, SOFT, Picture, duration, tick_time
+from workbook.plot_curves import lines_chart
+from workbook.style import Picture, duration, tick_time
 
 __all__ = ["break_even"]
-
-LINES = 3.0  # inches that the lines are high
 
 
 def break_even(records: Any) -> Picture:
@@ -52,7 +40,7 @@ def break_even(records: Any) -> Picture:
     }
     title = _break_even_title(calls, duration(fold, spread))
     notes = (f"Fold: {duration(fold, spread)}, once", legend.left_out(records))
-    chart = _lines(
+    chart = lines_chart(
         title,
         legend.caption([slow.record, fast.record], "; ".join(filter(None, notes))),
         [(name, duration(ys[-1]), ys[-1], timed.colour) for name, (timed, ys) in lines.items()],
@@ -100,41 +88,3 @@ def _break_even_title(calls: float, fold: str) -> str:
         return f"A fold of {fold} has paid for itself after one call"
     count = style.grouped(str(math.floor(calls) + 1))
     return f"A fold of {fold} has paid for itself after {count} calls"
-
-
-def _lines(
-    title: str,
-    caption: str,
-    ends: Sequence[tuple[str, str, float, str]],
-    *,
-    limits: tuple[float, float],
-    heights: tuple[float, float],
-    tick_text: Callable[[float], str],
-    height_text: Callable[[float], str],
-    names: tuple[str, str],
-) -> Chart:
-    """Log axes for lines that are named at their right ends: `ends` are (name,
-    text of the value, value, colour).
-
-    `names` are those of the two axes; the y axis is in the units of its values.
-    """
-    page = Page(title, caption, (), LINES, 1)
-    ticks = log_ticks(*heights, LINES, lambda tick: 0.3)
-    left = MARGIN + 0.08 + max(width_of(height_text(tick), SMALL) for tick in ticks)
-    right = WIDTH - MARGIN - 0.1 - max(width_of(name, bold=True) for name, *_ in ends)
-    axes = page.axes(left, right - left, limits)
-    axes.set(yscale="log", ylim=heights)
-    page.text(MARGIN, page.above - 0.09, names[1], size=SMALL, color=SOFT, va="bottom")
-    draw_ticks(axes, right - left, LINES, tick_text, names[0])
-    for tick in ticks:
-        part = math.log(heights[1] / tick) / math.log(heights[1] / heights[0])
-        axes.axhline(tick, color=LINE, lw=0.7, zorder=0)
-        where = {"ha": "right", "size": SMALL, "color": SOFT}
-        page.text(left - 0.07, page.above + part * LINES, height_text(tick), **where)
-    last = -math.inf
-    for name, value, y, colour in sorted(ends, key=lambda end: -end[2]):
-        part = math.log(heights[1] / y) / math.log(heights[1] / heights[0]) * LINES
-        last = max(part, last + 0.4)
-        page.text(right + 0.08, page.above + last, name, bold=True, color=colour)
-        page.text(right + 0.08, page.above + last + 0.17, value, size=SMALL, color=colour)
-    return Chart(page.figure, axes, [], right - left)

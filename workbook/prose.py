@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -28,8 +29,10 @@ class Text:
         return self.markdown
 
 
-def show(what: Variant | type) -> Text:
+def show(what: Variant | type | Path) -> Text:
     """A kernel's source from its file, or a class's from its module, as highlighted code."""
+    if isinstance(what, Path):
+        return Text(f"```cpp\n{what.read_text(encoding='utf-8').rstrip()}\n```")
     if isinstance(what, Variant):
         if what.source is None:
             raise ValueError(f"variant: {what.key} has no kernel of its own to show")
@@ -39,20 +42,27 @@ def show(what: Variant | type) -> Text:
     return Text(f"{idea}```{language}\n{text.rstrip()}\n```")
 
 
-def derivation(p: Problem, *, batch: int = 7, features: tuple[int, int] = (97, 67)) -> Text:
+def derivation(
+    p: Problem, *, mode: str = "eval", batch: int = 7, features: tuple[int, int] = (97, 67)
+) -> Text:
     """Each step's formula and reason, run in float64 against the first on a small odd size.
 
-    Says the relative difference of each. AssertionError where a step that is said to hold does
-    not, or a tempting wrong one agrees.
+    The steps are those of the mode. A model with buffers is put in the first of the problem's own
+    states: statistics that are 0 and 1 prove little. Says the relative difference of each.
+    AssertionError where a step that is said to hold does not, or a tempting wrong one agrees.
     """
+    steps = [step for step in p.steps if step.mode == p.mode(mode)]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, features[0], generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        arguments = p.arguments(p.Model(*features, *p.init_args()[2:]).double())
-        first = p.steps[0].compute(x, *arguments)
+        model = p.Model(*features, *p.init_args()[2:]).train(mode == "train")
+        for state in [*p.states.values()][: len([*model.buffers()][:1])]:
+            state(model, generator)
+        arguments = p.arguments(model.double())
+        first = steps[0].compute(x, *arguments)
         parts = []
-        for number, step in enumerate(p.steps):
+        for number, step in enumerate(steps):
             apart = ((step.compute(x, *arguments) - first).norm() / first.norm()).item()
             if step.holds != (apart < AGREES):
                 claim = "hold" if step.holds else "be wrong"

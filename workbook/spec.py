@@ -41,6 +41,7 @@ class Step:
     """One step of a derivation, runnable: `compute(x, *arguments)` in the dtype of its input.
 
     formula: LaTeX, without dollar signs. `holds` is False for a tempting step that is wrong.
+    mode: of the model, that it is a step for.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Step:
     reason: str
     compute: Callable[..., Tensor]
     holds: bool = True
+    mode: str = "eval"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Problem:
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
-    states: states of weights for `check`, beside those that every problem has.
+    states: states of weights for `check`, beside those that every problem has; derivations run in
+    the first.
     """
 
     slug: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -41,11 +41,16 @@ def _algebra(op: ops.FusedOp) -> Make:
 
 
 def standard(
-    op: ops.FusedOp, drop_in: Callable[[nn.Module], nn.Module], *, algebra: Make | None = None
+    op: ops.FusedOp,
+    drop_in: Callable[[nn.Module], nn.Module],
+    *,
+    algebra: Make | None = None,
+    others: Sequence[ops.FusedOp] = (),
 ) -> tuple[Variant, ...]:
     """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU.
 
-    algebra: where it is more than the op's `plain`, such as an op for each mode.
+    algebra: where it is more than the op's `plain`, such as an op for each mode. others: ops that
+    the drop-in calls beside, whose kernels count in its digest.
     """
 
     def folding(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -58,7 +63,8 @@ def standard(
         return run
 
     folder = paths.kernels() / op.slug
-    files = tuple(folder / name for kernel in op.kernels.values() for name in kernel.files)
+    kernels = [kernel for each in (op, *others) for kernel in each.kernels.values()]
+    files = tuple(dict.fromkeys(folder / name for kernel in kernels for name in kernel.files))
     said = {
         "eager": ("the reference, as it is written", _eager),
         "compile": ("torch.compile of the reference, fullgraph", _compiled),
@@ -101,18 +107,23 @@ def rung(
     predict: Predict | None = None,
     wrong: str = "",
     modes: tuple[str, ...] = ("eval", "train"),
+    beside: tuple[str, ...] = (),
 ) -> Variant:
-    """A kernel of the ladder from its file, .cu on a GPU, .cpp on a CPU; form: as the best one."""
+    """A kernel of the ladder from its file, .cu on a GPU, .cpp on a CPU; form: as the best one.
+
+    beside: other files of its folder that it is built with, before its own.
+    """
     device = "cuda" if file.suffix == ".cu" else "cpu"
     called = op.forms[form or op.kernels[device].form]
+    files = (*(file.parent / name for name in beside), file)
     return Variant(
         file.stem,
         "portable" if device == "cuda" else "cpu",
         idea,
-        _make(op, device, [file], called),
+        _make(op, device, list(files), called),
         (device,),
         source=file,
-        files=(file,),
+        files=files,
         wrong=wrong,
         flags=called.flags,
         folds=called.reads == "after" and op.fold is not None,
@@ -126,7 +137,7 @@ def rung(
 def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Library:
     """The built library of a rung or of a control that has a source."""
     return ops.kernel_library(
-        slug, variant.devices[0], [variant.source], flags=variant.flags, verbose=verbose
+        slug, variant.devices[0], list(variant.files), flags=variant.flags, verbose=verbose
     )
 
 

@@ -21,16 +21,22 @@ LIVE, LIVE_ROWS = "live", 16  # of a table that is made here because none is rec
 NAMES = tuple(PROTOCOLS)
 
 
-def protocol_table(kept: Records | None = None, *, device: str | None = None) -> Text:
+def protocol_table(
+    kept: Records | None = None,
+    *,
+    problems: Sequence[Problem] | None = None,
+    device: str | None = None,
+) -> Text:
     """For each problem: wrong versions by protocol, what they err, what finds them; then the right.
 
-    kept: records of checks; those in data/ and .runs/ if not given. Of several cards and sizes the
-    one that tells most is shown: a GPU before a CPU, paper size before others, then the newest. A
-    problem of which nothing is recorded is run here, on a few rows, and says so.
+    kept: records of checks; those in data/ and .runs/ if not given. problems: all if not given. Of
+    several cards and sizes the one that tells most is shown: a GPU before a CPU, paper size before
+    others, then the newest. A problem of which nothing is recorded is run here, on a few rows, and
+    says so; `device` is where.
     """
     every = records(kind="check") if kept is None else kept.query(kind="check")
-    return Text("\n\n".join(_section(p, every.query(problem=p.slug), device)
-                            for p in chains.problems()))  # fmt: skip
+    chosen = chains.problems() if problems is None else problems
+    return Text("\n\n".join(_section(p, every.query(problem=p.slug), device) for p in chosen))
 
 
 def judged(p: Problem, device: str | None = None) -> Records:
@@ -50,7 +56,7 @@ def _section(p: Problem, every: Records, device: str | None) -> str:
     best = max(found, key=lambda r: (r.device == "cuda", _rank(r.size), r.date))
     place = {"card": best.card, "device": best.device}
     ours = Records(found).query(**place, size=best.size).newest()
-    checks = every.query(**place, protocol="").newest()
+    checks = every.query(**place, protocol="")
     by = {(r.variant, r.protocol): r for r in ours}
     controls = [v for v in _here(p, best.device) if v.is_control]
     lines = [
@@ -64,7 +70,7 @@ def _section(p: Problem, every: Records, device: str | None) -> str:
 
 
 def _rank(size: str) -> int:
-    return {"paper": 2, LIVE: 0}.get(size, 1)
+    return 2 if size.endswith("paper") else int(size != LIVE)
 
 
 def _here(p: Problem, device: str) -> list[Variant]:
@@ -96,7 +102,7 @@ def _table(p: Problem, controls: Iterable[Variant], by: By, checks: Records) -> 
     for v in controls:
         its = [by[v.key, n] for n in NAMES if (v.key, n) in by]
         old = " (stale)" if any(is_stale(p, r) for r in its) else ""
-        verdicts = (_verdict(by.get((v.key, n))) for n in NAMES)
+        verdicts = (_verdict(v, by.get((v.key, n))) for n in NAMES)
         eager = _number(max((r.rel_error_eager or 0.0 for r in its), default=0.0) or None)
         found = _found(its, checks.query(variant=v.key))
         rows.append((f"`{v.key}`{old}", v.wrong, *verdicts, eager, found))
@@ -107,12 +113,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _verdict(record: Record | None) -> str:
+def _verdict(v: Variant, record: Record | None) -> str:
     """And the relative error of what the protocol saw."""
     if record is None:
         return "not recorded"
+    if not record.passed and record.mode not in v.modes:
+        return f"rejected: {_alone(v)}"  # not for what is wrong with it
     said = "**let through**" if record.passed else "rejected"
     return f"{said}, {_number(record.rel_error)}"
+
+
+def _alone(v: Variant) -> str:
+    return f"computes {' and '.join(v.modes)} alone"
 
 
 def _number(error: float | None) -> str:
@@ -126,10 +138,13 @@ def _found(its: Sequence[Record], checks: Records) -> str:
     for words, name in (("on the same outputs", "rule"), ("once the weights moved", "moved")):
         if any(r.how[name] not in ("", NOT_RUN) for r in through):
             return words
-    failed = next((r for r in checks if not r.passed), None)
+    last = max((r.date, r.run) for r in checks)[1] if checks else ""
+    failed = next((r for r in checks if r.run == last and not r.passed), None)
     if failed is not None:
         shape = ", ".join(f"{k} = {v}" for k, v in failed.shape.items())
-        return f"in `check`: {failed.family} input, {failed.state} weights, {shape}"
+        where = f"{failed.mode} mode, {failed.family} input, {failed.state} weights, {shape}"
+        how = "" if failed.reason.startswith("error") else f": {failed.reason}"
+        return f"in `check`: {where}{how}"
     return "**not in `check`**" if checks else "`check` is not recorded"
 
 
@@ -148,9 +163,7 @@ def _right(p: Problem, right: Iterable[Variant], by: By) -> str:
 
 
 def _why(v: Variant, record: Record) -> str:
-    if record.mode not in v.modes:
-        return f"it computes {' and '.join(v.modes)} alone"
-    return record.reason
+    return record.reason if record.mode in v.modes else f"it {_alone(v)}"
 
 
 def _files(ours: Records) -> str:

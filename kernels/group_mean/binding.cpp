@@ -4,15 +4,24 @@
 
 namespace {
 
-// w (groups, K) <- means of `pool` neighbouring rows of W (N, K); N / pool rounds down.
-void run(const wb::Tensor& W, wb::Tensor& w, int64_t pool) {
+// w, w_exact (groups, K) <- means of `pool` neighbouring rows of W (N, K); N / pool rounds down. An
+// empty w_exact is not written.
+void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_exact) {
   WB_CHECK(W.dim() == 2, "W: wants a (N, K) matrix");
   const int64_t N = W.size(0), K = W.size(1);
   WB_CHECK(pool > 0, "pool: got ", pool, "; wants at least 1");
   wb::expect(W, "W", wb::Float, {N, K});
   wb::expect(w, "w", wb::Float, {N / pool, K});
+  const bool both = w_exact.numel() > 0;
+  if (both) wb::expect(w_exact, "w_exact", wb::Double, {N / pool, K});
   wb::expect_same_device(W, "W", w, "w");
-  const GroupMean p{W.const_data_ptr<float>(), w.mutable_data_ptr<float>(), K, N / pool, pool};
+  wb::expect_same_device(W, "W", w_exact, "w_exact");
+  const GroupMean p{W.const_data_ptr<float>(),
+                    w.mutable_data_ptr<float>(),
+                    both ? w_exact.mutable_data_ptr<double>() : nullptr,
+                    K,
+                    N / pool,
+                    pool};
   if (K == 0 || p.groups == 0) return;
 #ifdef WB_CUDA
   const wb::OnDevice on(W);
@@ -27,6 +36,6 @@ void run(const wb::Tensor& W, wb::Tensor& w, int64_t pool) {
 #endif
 }
 
-WB_REGISTER("run(Tensor W, Tensor(a!) w, int pool) -> ()", run)
+WB_REGISTER("run(Tensor W, int pool, Tensor(a!) w, Tensor(b!) w_exact) -> ()", run)
 
 }  // namespace

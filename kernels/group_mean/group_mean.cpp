@@ -1,7 +1,7 @@
 // w[m,k] = 1/pool sum_j W[m pool + j, k] on a CPU. A task is a strip of columns of one group: its
 // sums stay in L1, the rows of the group go by once, four together, so that a sum is loaded and
 // stored once for four additions. Columns are independent, so the compiler vectorises across them.
-// Moves: W once, 4 N K bytes, and w, 4 K N / pool. The next rows of the strip are asked for early.
+// Moves: W once, 4 N K bytes; w and w_exact, 12 K N / pool. The next rows of the strip are asked for early.
 #include "group_mean.h"
 
 #include <algorithm>
@@ -24,7 +24,9 @@ void launch(const GroupMean& p, int64_t begin, int64_t end) {
     }
     for (; j < p.pool; ++j)
       for (int64_t k = 0; k < count; ++k) sum[k] += W[j * p.K + k];
-    float* w = p.w + m * p.K + first;
-    for (int64_t k = 0; k < count; ++k) w[k] = static_cast<float>(sum[k] / p.pool);
+    const double pool = static_cast<double>(p.pool);
+    for (int64_t k = 0; k < count; ++k) sum[k] /= pool;
+    std::copy(sum, sum + count, p.w + m * p.K + first);
+    if (p.w_exact) std::copy(sum, sum + count, p.w_exact + m * p.K + first);
   }
 }

@@ -2,7 +2,7 @@
 // Who owns what: a block owns 128 columns of one group; a lane owns 4 neighbouring columns (16 bytes
 //   a load), the 8 warps take every 8th row of the group with 4 loads in flight each. Their sums
 //   meet in shared memory.
-// Moves: W once, 4 N K bytes, and w, 4 K N / pool.
+// Moves: W once, 4 N K bytes; w and w_exact, 12 K N / pool.
 #include "group_mean.h"
 #include "load.cuh"
 
@@ -35,7 +35,10 @@ __global__ void __launch_bounds__(kThreads) group_mean_kernel(GroupMean p, int64
   for (int c = threadIdx.x; c < kColumns; c += kThreads) {
     double total = 0;
     for (int w = 0; w < kWarps; ++w) total += scratch[w][c];
-    if (first + c < p.K) p.w[m * p.K + first + c] = static_cast<float>(total / p.pool);
+    const int64_t at = m * p.K + first + c;
+    const double mean = total / static_cast<double>(p.pool);
+    if (first + c < p.K) p.w[at] = static_cast<float>(mean);
+    if (first + c < p.K && p.w_exact) p.w_exact[at] = mean;
   }
 }
 

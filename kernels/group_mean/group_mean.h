@@ -4,8 +4,9 @@
 #include <cstdint>
 
 struct GroupMean {
-  const float* W;  // (N, K) contiguous; rows from groups * pool on are not read
-  float* w;        // (groups, K)
+  const float* W;   // (N, K) contiguous; rows from groups * pool on are not read
+  float* w;         // (groups, K) the mean, rounded
+  double* w_exact;  // (groups, K) the mean in double, or nullptr
   int64_t K, groups, pool;
 };
 

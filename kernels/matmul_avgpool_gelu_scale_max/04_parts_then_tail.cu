@@ -5,12 +5,9 @@
 // Moves: the parts once more, 4 parts B M bytes, which the product has just left in L2.
 // Against rung 3: as many tiles of the product as parts, so that none of the GPU's processors waits;
 //   chains of additions shorter by the same factor; loads by 16 bytes; no tree, but shuffles.
-#include "gelu.h"
-#include "load.cuh"
-#include "problem.h"
-#include "team.cuh"
+#include "parts.cuh"
 
-constexpr int kThreads = 128, kInFlight = 8, kShortRow = 256;
+constexpr int kThreads = 128, kShortRow = 256;
 
 template <int Team, int Width>  // threads a sample; floats a load
 __global__ void __launch_bounds__(kThreads) parts_gelu_scale_max_kernel(PoolChain p) {
@@ -18,23 +15,12 @@ __global__ void __launch_bounds__(kThreads) parts_gelu_scale_max_kernel(PoolChai
   const int lane = threadIdx.x % Team;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kTeams) + threadIdx.x / Team;
   const bool dips = p.scale < 0;
-  const float* row = p.u_parts + i * p.M;
   Ends<float> ends = no_ends<float>(dips);
   for (int64_t m = lane * Width; i < p.B && m < p.M; m += Team * Width) {
-    double sum[Width] = {};
-    for (int64_t first = 0; first < p.parts; first += kInFlight) {
-      float v[kInFlight][Width];
+    float u[Width];
+    u_of_parts(u, p, i, m);
 #pragma unroll
-      for (int s = 0; s < kInFlight; ++s)
-        load_once<Width>(v[s], row + (first + s) * p.B * p.M + m, first + s < p.parts);
-#pragma unroll
-      for (int s = 0; s < kInFlight; ++s)
-#pragma unroll
-        for (int c = 0; c < Width; ++c) sum[c] += v[s][c];
-    }
-#pragma unroll
-    for (int c = 0; c < Width; ++c)
-      ends = joined(ends, ends_of(static_cast<float>(sum[c] + p.b[m + c]), dips), dips);
+    for (int c = 0; c < Width; ++c) ends = joined(ends, ends_of(u[c], dips), dips);
   }
   ends = team_ends<Team>(ends, dips);
   if (lane == 0 && i < p.B) p.y[i] = highest(ends, p.scale);

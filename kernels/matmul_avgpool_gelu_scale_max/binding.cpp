@@ -1,6 +1,6 @@
 // The avgpool chain as a torch op. The one file here that knows torch; every rung is built with it,
 // in the form it is called in: "chain" reads weight and bias, "folded" their means; "product",
-// "parts" and "blocks" come after torch's product.
+// "parts", "winner" and "blocks" come after torch's product.
 #include <cmath>
 
 #include "problem.h"
@@ -56,6 +56,7 @@ void read_b(PoolChain& p, const wb::Tensor& like, const wb::Tensor& b) {
 #endif
 
 #if !defined(WB_PRODUCT) && !defined(WB_CHAIN) && !defined(WB_PARTS)
+#define WB_READS_FOLDED
 void read_folded(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b) {
   read_x(p, x);
   wb::expect(w, "w", wb::Float, {wb::any, p.K});
@@ -63,6 +64,31 @@ void read_folded(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w, const w
   p.w = w.const_data_ptr<float>();
   p.M = w.size(0);
   read_b(p, x, b);
+}
+#endif
+
+#if defined(WB_READS_FOLDED) && !defined(WB_FOLDED)
+// w_exact (M, K) and b_exact (M) in double, or both empty.
+void read_exact(PoolChain& p, const wb::Tensor& x, const wb::Tensor& w_exact,
+                const wb::Tensor& b_exact) {
+  wb::expect_same_device(x, "x", w_exact, "w_exact");
+  wb::expect_same_device(x, "x", b_exact, "b_exact");
+  if (b_exact.numel() == 0 && w_exact.numel() == 0) return;
+  wb::expect(w_exact, "w_exact", wb::Double, {p.M, p.K});
+  wb::expect_aligned(w_exact, "w_exact");
+  wb::expect(b_exact, "b_exact", wb::Double, {p.M});
+  p.w_exact = w_exact.const_data_ptr<double>();
+  p.b_exact = b_exact.const_data_ptr<double>();
+}
+#endif
+
+#if defined(WB_PARTS) || defined(WB_WINNER)
+// (parts, B, M) for the B and the M there are; or any.
+void read_parts(PoolChain& p, const wb::Tensor& u_parts, int64_t B, int64_t M) {
+  wb::expect(u_parts, "u_parts", wb::Float, {wb::any, B, M});
+  p.u_parts = u_parts.const_data_ptr<float>();
+  p.parts = u_parts.size(0);
+  p.M = u_parts.size(2);
 }
 #endif
 
@@ -117,25 +143,44 @@ WB_REGISTER("run(Tensor u, float scale, Tensor(a!) y) -> ()", run)
 #elif defined(WB_PARTS)
 // y (B) <- u_parts (parts, B, M), b (M).
 void run(const wb::Tensor& u_parts, const wb::Tensor& b, double scale, wb::Tensor& y) {
-  wb::expect(u_parts, "u_parts", wb::Float, {wb::any, wb::any, wb::any});
+  WB_CHECK(u_parts.dim() == 3, "u_parts: wants (parts, B, M)");
   PoolChain p = chain_of(u_parts, y, u_parts.size(1), scale);
-  p.u_parts = u_parts.const_data_ptr<float>();
-  p.parts = u_parts.size(0);
-  p.M = u_parts.size(2);
+  read_parts(p, u_parts, wb::any, wb::any);
   read_b(p, u_parts, b);
   run_rows(p, u_parts, p.parts * p.M);
 }
 
 WB_REGISTER("run(Tensor u_parts, Tensor b, float scale, Tensor(a!) y) -> ()", run)
 
+#elif defined(WB_WINNER)
+// y (B) <- u_parts (parts, B, M), whose winner is computed once more from x, w_exact, b_exact.
+void run(const wb::Tensor& u_parts, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
+         const wb::Tensor& w_exact, const wb::Tensor& b_exact, double scale, wb::Tensor& y) {
+  wb::expect_rows(x, "x");
+  PoolChain p = chain_of(x, y, x.size(0), scale);
+  read_folded(p, x, w, b);
+  read_exact(p, x, w_exact, b_exact);
+  read_parts(p, u_parts, p.B, p.M);
+  wb::expect_same_device(x, "x", u_parts, "u_parts");
+  run_rows(p, x, p.parts * p.M);
+}
+
+WB_REGISTER(
+    "run(Tensor u_parts, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, float "
+    "scale, "
+    "Tensor(a!) y) -> ()",
+    run)
+
 #else
 // u (B, count): features first.. of x w^T + b. The first block begins `ends` and `at` anew, the last
 // one, which has the last feature, writes y.
 void run(const wb::Tensor& u, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
-         int64_t first, double scale, wb::Tensor& ends, wb::Tensor& at, wb::Tensor& y) {
+         const wb::Tensor& w_exact, const wb::Tensor& b_exact, int64_t first, double scale,
+         wb::Tensor& ends, wb::Tensor& at, wb::Tensor& y) {
   wb::expect_rows(x, "x");
   PoolChain p = chain_of(x, y, x.size(0), scale);
   read_folded(p, x, w, b);
+  read_exact(p, x, w_exact, b_exact);
   wb::expect(u, "u", wb::Float, {p.B, wb::any});
   p.first = first;
   p.count = u.size(1);
@@ -153,8 +198,8 @@ void run(const wb::Tensor& u, const wb::Tensor& x, const wb::Tensor& w, const wb
 }
 
 WB_REGISTER(
-    "run(Tensor u, Tensor x, Tensor w, Tensor b, int first, float scale, Tensor(a!) ends, "
-    "Tensor(b!) at, Tensor(c!) y) -> ()",
+    "run(Tensor u, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, int first, "
+    "float scale, Tensor(a!) ends, Tensor(b!) at, Tensor(c!) y) -> ()",
     run)
 #endif
 

@@ -16,7 +16,7 @@ struct PoolChain {
   const float* bias;   // (N)
   int64_t pool;
 #elif defined(WB_FOLDED)   // the folded chain, its product inside
-  const float* x;  // (B, K), rows x_stride elements apart, features adjacent
+  const float* x;  // as above
   const float* w;  // (M, K) contiguous
   const float* b;  // (M)
 #elif defined(WB_PRODUCT)  // after torch's product
@@ -25,14 +25,20 @@ struct PoolChain {
   const float* u_parts;  // (parts, B, M) contiguous: u without b is their sum
   const float* b;        // (M)
   int64_t parts;
-#else                      // a block of features after torch's product
+#else                      // after torch's product, and what it takes to compute a u once more
+  const float* x;                   // as above
+  const float* w;                   // (M, K) contiguous
+  const float* b;                   // (M)
+  const double *w_exact, *b_exact;  // the same in double; nullptr where w and b are exact
+#if defined(WB_WINNER)
+  const float* u_parts;  // as above
+  int64_t parts;
+#else  // blocks
   const float* u;  // (B, count) contiguous: features first <= m < first + count
-  const float* x;  // (B, K), rows x_stride elements apart, features adjacent
-  const float* w;  // (M, K) contiguous
-  const float* b;  // (M)
   float* ends;     // (B, 2) the two u of the features so far that can win
   int64_t* at;     // (B, 2) the features they belong to
   int64_t first, count;
+#endif
 #endif
   float* y;  // (B)
   int64_t B, K, M;

@@ -11,6 +11,7 @@ __all__ = ["problem", "problems"]
 SLUGS = (
     "matmul_sum_max_mean_logsumexp",
     "matmul_avgpool_gelu_scale_max",
+    "gemm_batchnorm_scale_softmax",
     "matmul_maxpool_sum_scale",
 )
 

@@ -10,7 +10,8 @@ of the scale. The features from M pool on are dropped, as the pool does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import torch
@@ -74,24 +75,43 @@ def _options(model: nn.Module) -> tuple[int, float] | None:
 
 
 @torch.no_grad()
-def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, Tensor]:
-    """(w (M, K), b (M,)): means of `pool` neighbouring rows, added in float64; no gradients.
+def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
+    """w (M, K), b (M,) in dtype, w_exact, b_exact in float64: means of `pool` neighbouring rows.
 
-    A pool of 1 has nothing to fold: w is the weight itself. Raises RuntimeError, as the pool does,
-    where there is no group.
+    The last two are for the kernels, and empty where w and b say it all: in another type than
+    float32, and for a pool of 1, whose w is the weight itself. Raises RuntimeError, as the pool
+    does, where there is no group.
     """
     groups = bias.size(0) // pool if pool > 0 else 0
     if not groups:
         raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
+    nothing = bias.new_empty(0, dtype=torch.float64)
     if pool == 1:
-        return weight.detach().to(dtype).contiguous(), bias.detach().to(dtype).contiguous()
+        w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
+        return w, b, nothing, nothing
+    w, w_exact = ops.group_mean(weight, pool, dtype)
     means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
-    return ops.group_mean(weight, pool, dtype), means.to(dtype)
+    return w, means.to(dtype), w_exact, means if w_exact.dim() == 2 else nothing
 
 
-def plain(x: Tensor, w: Tensor, b: Tensor, pool: int, scale: float) -> Tensor:
-    """x (B, K) -> (B,), the folded chain in torch."""
-    return (F.gelu(torch.addmm(b, x, w.T)) * scale).amax(1)
+def plain(
+    x: Tensor, w: Tensor, b: Tensor, w_exact: Tensor, b_exact: Tensor, pool: int, scale: float
+) -> Tensor:
+    """x (B, K) -> (B,), the folded chain in torch. erfc keeps the digits that 1 + erf loses below
+    zero: a half type can still hold such a y."""
+    u = torch.addmm(b, x, w.T)
+    return (0.5 * scale * u * torch.erfc(-math.sqrt(0.5) * u)).amax(1)
+
+
+def _algebra(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The variant `algebra`: in the type of x, and with torch's GELU."""
+
+    def run(x: Tensor) -> Tensor:
+        given = _arguments(model)
+        w, b, *_ = OP.folded(x.dtype, *given)
+        return (F.gelu(torch.addmm(b, x, w.T)) * given[-1]).amax(1)
+
+    return run
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
@@ -119,23 +139,35 @@ def _run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: t
 
 def _run_folded(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
     y = _output(x)
-    run(ops.adjacent(x), *folded, options[1], y)
+    run(ops.adjacent(x), *folded[:2], options[1], y)
     return y
 
 
 def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
     y = _output(x)
-    run(gemm.product(x, *folded), options[1], y)
+    run(gemm.product(x, *folded[:2]), options[1], y)
     return y
 
 
-def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
-    """The product in parts over k, a batch of products; its tail adds them."""
-    (w, b), x, y = folded, ops.adjacent(x), _output(x)
-    rows, count = gemm.cut(*x.shape, w.size(0), averaged=options[0])
+def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows, and the parts of their products."""
+    rows, count = gemm.cut(*x.shape, folded[0].size(0), averaged=pool)
     for first in range(0, x.size(0), rows):
-        block = x[first : first + rows]
-        run(gemm.parts(block, w, count), b, options[1], y[first : first + rows])
+        block = slice(first, first + rows)
+        yield block, gemm.parts(x[block], folded[0], count)
+
+
+def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    y = _output(x)
+    for block, u_parts in _parts_of(ops.adjacent(x), folded, options[0]):
+        run(u_parts, folded[1], options[1], y[block])
+    return y
+
+
+def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    x, y = ops.adjacent(x), _output(x)
+    for block, u_parts in _parts_of(x, folded, options[0]):
+        run(u_parts, x[block], *folded, options[1], y[block])
     return y
 
 
@@ -144,14 +176,14 @@ ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the 
 
 def _run_blocks(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
     """The product by blocks of rows and features; each block's tail while it is in the cache."""
-    (w, b), x, y = folded, ops.adjacent(x), _output(x)
+    (w, b, *_), x, y = folded, ops.adjacent(x), _output(x)
     for first in range(0, x.size(0), ROWS):
         rows = x[first : first + ROWS]
         ends = rows.new_empty((rows.size(0), 2))
         at = rows.new_empty((rows.size(0), 2), dtype=torch.int64)
         for m in range(0, w.size(0), FEATURES):
             u = gemm.product(rows, w[m : m + FEATURES], b[m : m + FEATURES])
-            run(u, rows, w, b, m, options[1], ends, at, y[first : first + ROWS])
+            run(u, rows, *folded, m, options[1], ends, at, y[first : first + ROWS])
     return y
 
 
@@ -172,11 +204,12 @@ OP = ops.FusedOp(
         "folded": ops.Form(_run_folded, ("-DWB_FOLDED",)),
         "product": ops.Form(_run_product, ("-DWB_PRODUCT",)),
         "parts": ops.Form(_run_parts, ("-DWB_PARTS",)),
+        "winner": ops.Form(_run_winner, ("-DWB_WINNER",)),
         "blocks": ops.Form(_run_blocks),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
-        "cuda": ops.Kernel("parts", ("04_parts_then_tail.cu",)),
+        "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",)),
     },
     fold_options=1,  # the pool: a scale may change at each call
     # In float32 one sum may carry more rounding than eager's mean of them.
@@ -196,6 +229,7 @@ problem = Problem(
     Model=Model,
     ModelNew=ModelNew,
     sizes={
+        "tiny": Size("tiny", (512, 1024, 16, 2.0), 64),  # to be checked in seconds
         "laptop": Size("laptop", (2048, 2048, 16, 2.0), 256),
         "small": Size("small", (8192, 8192, 16, 2.0), 16),
         "paper": Size("paper", (8192, 8192, 16, 2.0), 1024),
@@ -203,13 +237,17 @@ problem = Problem(
     },
     steps=road.steps(reference),
     work=road.WORK,
-    variants=(*variants.standard(OP, _drop_in), *road.ladder(OP), *road.wrong(OP)),
+    variants=(
+        *variants.standard(OP, _drop_in, algebra=_algebra),
+        *road.ladder(OP),
+        *road.wrong(OP),
+    ),
     omissions=road.OMISSIONS,
     arguments=_arguments,
     fold=lambda model: fold(torch.float32, *_arguments(model)[:3]),
     yardsticks={
-        "torch.addmm(b, x, w)": lambda x, w, b: torch.addmm(b, x, w.T),
-        "the product alone": gemm.product,
+        "torch.addmm(b, x, w)": lambda x, w, b, *_: torch.addmm(b, x, w.T),
+        "the product alone": lambda x, w, b, *_: gemm.product(x, w, b),
     },
     bare=lambda model, x: variants.bare(OP, model, x),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),

@@ -260,6 +260,8 @@ def ladder(op: FusedOp) -> tuple[Variant, ...]:
          "the library's product on folded weights, then one kernel for the tail"),
         ("04_parts_then_tail.cu", "parts", _product_and(8, 1), None,
          "the product in parts over k, a batch; the tail adds them, by vectors and shuffles"),
+        ("05_winner_in_double.cu", "winner", _product_and(8, 1), None,
+         "the winner once more, in double, where the product costs more or a batch is small"),
     )  # fmt: skip
     folder = paths.kernels() / op.slug
     return tuple(

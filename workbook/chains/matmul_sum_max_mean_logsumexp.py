@@ -323,7 +323,9 @@ problem = Problem(
     ModelNew=ModelNew,
     sizes={
         "laptop": Size("laptop", (2048, 2048), 256),
+        "small": Size("small", (8192, 8192), 16),
         "paper": Size("paper", (8192, 8192), 1024),
+        "wide": Size("wide", (32768, 4096), 1024),
     },
     steps=STEPS,
     work={"before": _before, "after": _after, "fold": _fold},

@@ -1,0 +1,60 @@
+// Rung 5: the product only has to find which u wins; its value is computed once more, in double.
+//   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
+//   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
+// Who owns what: a block owns a sample: 128 threads, or 32 where its rows are short.
+// Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
+// Against rung 4: the error is the answer's own rounding. A large batch with many groups goes
+//   without: there it would cost a tenth of the product, and the largest of many is far from 0.
+#include "parts.cuh"
+#include "reduce.cuh"
+constexpr int kManyGroups = 256, kNowhere = 0x7fffffff;
+constexpr int64_t kCheap = 1 << 21, kShortRow = 1024;  // elements of x; K
+
+template <int Threads, int Width>  // threads a sample; floats a load
+__global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolChain p, bool again) {
+  __shared__ float best, winner;
+  __shared__ int place;
+  __shared__ double scratch[Threads / kWarp];
+  const bool dips = p.scale < 0;
+  const int64_t i = blockIdx.x, start = threadIdx.x * Width, step = Threads * Width;
+  float u[Width];
+  Ends<float> ends = no_ends<float>(dips);
+  for (int64_t m = start; m < p.M; m += step) {
+    u_of_parts(u, p, i, m);
+    for (int c = 0; c < Width; ++c) ends = joined(ends, ends_of(u[c], dips), dips);
+  }
+  ends = team_ends<Threads>(ends, dips);
+  if (threadIdx.x == 0) {
+    const double left = scaled(ends.left, p.scale), right = scaled(ends.right, p.scale);
+    p.y[i] = best = static_cast<float>(larger(left, right));
+    winner = right >= left ? ends.right : ends.left;
+    place = kNowhere;
+  }
+  __syncthreads();
+  if (!again || best - best != 0) return;  // NaN and infinities stay
+  for (int64_t m = start; m < p.M; m += step) {
+    u_of_parts(u, p, i, m);
+    for (int c = 0; c < Width; ++c)
+      if (u[c] == winner) atomicMin(&place, static_cast<int>(m + c));
+  }
+  __syncthreads();
+  const double exact = block_sum<Threads>(share_of_u<Width>(p, i, place, start, step), scratch);
+  if (threadIdx.x == 0) p.y[i] = static_cast<float>(p.scale * gelu(exact));
+}
+
+template <int Threads>
+cudaError_t launch_threads(const PoolChain& p, cudaStream_t stream) {
+  if (p.B > kNowhere || p.M > kNowhere) return cudaErrorInvalidConfiguration;
+  const bool again = p.M < kManyGroups || p.B * p.K <= kCheap;
+  const bool wide = rows_are_float4(p.u_parts, p.M, p.M) && rows_are_float4(p.w, p.K, p.K) &&
+                    rows_are_float4(p.x, p.x_stride, p.K);
+  const auto kernel = wide ? parts_winner_gelu_scale_kernel<Threads, 4>
+                           : parts_winner_gelu_scale_kernel<Threads, 1>;
+  kernel<<<static_cast<unsigned>(p.B), Threads, 0, stream>>>(p, again);
+  return cudaGetLastError();
+}
+
+cudaError_t launch(const PoolChain& p, cudaStream_t stream) {
+  return p.K <= kShortRow && p.M <= kManyGroups ? launch_threads<kWarp>(p, stream)
+                                                : launch_threads<128>(p, stream);
+}

@@ -1,0 +1,36 @@
+// What a CPU does with one row: find the two u that can win, and a dot product in double.
+#pragma once
+#include "gelu.h"
+#include "simd.h"
+
+typedef float floats __attribute__((vector_size(kVectorBytes)));
+typedef float unaligned_floats __attribute__((vector_size(kVectorBytes), aligned(4)));
+constexpr int kFloats = kVectorBytes / sizeof(float), kSums = 4;
+
+inline Ends<float> ends_of_row(const float* u, int64_t count, bool dips) {
+  Ends<floats> lanes = no_ends<floats>(dips);
+  const int64_t whole = count - count % kFloats;
+  for (int64_t m = 0; m < whole; m += kFloats) {
+    const floats v = *reinterpret_cast<const unaligned_floats*>(u + m);
+    lanes = joined(lanes, ends_of(v, dips), dips);
+  }
+  Ends<float> ends = no_ends<float>(dips);
+  for (int l = 0; l < kFloats; ++l) ends = joined(ends, {lanes.left[l], lanes.right[l]}, dips);
+  for (int64_t m = whole; m < count; ++m) ends = joined(ends, ends_of(u[m], dips), dips);
+  return ends;
+}
+
+inline doubles widen(const double* address) { return load(address); }
+
+// sum_k x[k] w[k] in double, in a fixed order; w in float or in double.
+template <class T>
+inline double dot(const float* x, const T* w, int64_t K) {
+  doubles sum[kSums] = {};
+  const int64_t whole = K - K % (kSums * kDoubles);
+  for (int64_t k = 0; k < whole; k += kSums * kDoubles)
+    for (int s = 0; s < kSums; ++s)
+      sum[s] += widen(x + k + s * kDoubles) * widen(w + k + s * kDoubles);
+  double total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  for (int64_t k = whole; k < K; ++k) total += static_cast<double>(x[k]) * w[k];
+  return total;
+}

@@ -1,0 +1,262 @@
+"""Linear -> BatchNorm -> scale -> softmax as two ops: by running statistics, and by the batch's.
+
+    eval:  y[i] = softmax_n(a[n] (z[i,n] + shift[n]) + d[n]),  z = x W^T,
+           shift = b - mean,  a = gamma scale / sqrt(var + eps),  d = beta scale
+    train: the same with z = (x - c) W^T, shift[n] = -mean_i z[i,n], var[n] = var_i z[i,n]
+
+In train mode a centre c of the batch is taken from x before the product. Neither c nor b is seen in
+what is left, and large numbers that would cancel behind the product are gone. Nothing is folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbook import ops
+
+__all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
+
+SLUG = "gemm_batchnorm_scale_softmax"
+GROUPS = 7  # parts of a batch, of whose means the median is taken: one far row moves no median
+# One float32 dot product errs by 3e-7; cut in as many, added in double, by half of that.
+CENTRE_ROWS = 4  # kCentreRows of the CPU kernel
+SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
+TILE = 1024  # kTile of the CUDA kernel
+BLOCK = 2048  # features of a product on a CPU: its output stays in the cache, the product is fast
+
+
+def _beside(run: Callable, name: str) -> Callable:
+    """Another op of the library that `run` is of."""
+    return getattr(getattr(torch.ops, run.namespace), name).default
+
+
+def _blocks(N: int) -> list[tuple[int, int]]:
+    """First and last of each block of features."""
+    return [(first, min(first + BLOCK, N)) for first in range(0, N, BLOCK)]
+
+
+def _tiles_of(y: Tensor) -> Tensor:
+    """Room for (m, s) of every tile of a row of y (B, N)."""
+    return y.new_empty((y.size(0), -(-y.size(1) // TILE), 2))
+
+
+@torch.no_grad()
+def fold(
+    dtype: torch.dtype,
+    bias: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    scale: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(shift, a, d), (N,) each, of a (z + shift) + d, derived in float64.
+
+    The shift stays beside a: a z and a shift can be large and cancel, z + shift is rounded once.
+    """
+    kappa = scale.reshape(-1).double()
+    a = gamma * kappa / (var.double() + eps).sqrt()
+    return tuple(t.to(dtype) for t in (bias.double() - mean, a, beta * kappa))
+
+
+def plain(x: Tensor, weight: Tensor, shift: Tensor, a: Tensor, d: Tensor, eps: float) -> Tensor:
+    """x (B, K) -> (B, N) in torch: a product with a bias, one map, torch's softmax."""
+    return torch.addcmul(d, torch.addmm(shift, x, weight.T), a).softmax(1)
+
+
+def reference(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor,
+    var: Tensor, scale: Tensor, eps: float,
+) -> Tensor:  # fmt: skip
+    """The original chain in eval mode as a function of its parameters, differentiable."""
+    z = F.linear(x, weight, bias)
+    return F.softmax(scale * F.batch_norm(z, mean, var, gamma, beta, False, 0.0, eps), dim=1)
+
+
+def _softmax_like(x: Tensor, weight: Tensor, *others: object) -> Tensor:
+    return x.new_empty((x.size(0), weight.size(0)))
+
+
+def eval_arguments(model: nn.Module) -> tuple:
+    """(weight, bias, gamma, beta, mean, var, scale, eps), as they are now."""
+    gemm, bn = model.gemm, model.bn
+    statistics = bn.running_mean, bn.running_var
+    return gemm.weight, gemm.bias, bn.weight, bn.bias, *statistics, model.scale, bn.eps
+
+
+def _run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
+    y = torch.mm(x, parameters[0].T)
+    run(y, *folded)
+    return y
+
+
+def _run_tiles(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    y = torch.mm(x, parameters[0].T)
+    run(y, *folded, _tiles_of(y))
+    return y
+
+
+def _run_blocks(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    weight, x = parameters[0], ops.adjacent(x)
+    y = _softmax_like(x, weight)
+    partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
+    for first, last in _blocks(weight.size(0)):
+        torch.mm(x, weight[first:last].T, out=y[:, first:last])
+        run(y, *folded, partial, first, last)
+    return y
+
+
+EVAL = ops.FusedOp(
+    SLUG,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor gamma, Tensor beta, Tensor mean, Tensor var,"
+    " Tensor scale, float eps) -> Tensor",
+    fold=fold,
+    whole=1,
+    plain=plain,
+    reference=reference,
+    output=_softmax_like,
+    arguments=eval_arguments,
+    forms={
+        "tail": ops.Form(_run_tail),
+        "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",)),
+        "tiles": ops.Form(_run_tiles, ("-DWB_TILES",)),
+    },
+    kernels={
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
+        "cuda": ops.Kernel("tiles", ("04_tiles.cu",)),
+    },
+)
+
+
+# --- train mode -------------------------------------------------------------------------------
+
+
+def reference_of_batch(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, eps: float
+) -> Tensor:
+    """The original chain as a function, differentiable; it moves no running statistics."""
+    z = F.linear(x, weight, bias)
+    return F.softmax(scale * F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps), dim=1)
+
+
+def centre(x: Tensor) -> Tensor:
+    """c (K) of x (B, K): for each feature the median of the means of up to seven parts of x.
+
+    Any c would do for the algebra. The mean is what makes x - c small, but one far row pulls it
+    away from all the others, whose differences then lose the digits of what they have in common.
+    """
+    groups = min(GROUPS, x.size(0))
+    rows = x.size(0) // groups
+    parts = x[: groups * rows].unflatten(0, (groups, rows))
+    return torch.matmul(x.new_full((1, rows), 1 / rows), parts).squeeze(1).median(0).values
+
+
+def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
+    """(x - c) / 2: of two finite numbers half of the difference is finite, and the factor exact."""
+    return torch.add(c * -0.5, x, alpha=0.5, out=out)
+
+
+def _spread(c: Tensor) -> Tensor:
+    """c (K) -> (CENTRE_ROWS, K), whose sum it is: a row has every CENTRE_ROWS-th element of c."""
+    rows, columns = (torch.arange(n, device=c.device) for n in (CENTRE_ROWS, c.numel()))
+    return torch.where(columns % CENTRE_ROWS == rows.unsqueeze(1), c, 0.0)
+
+
+def plain_of_batch(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y (B, N), mean (N), var (N)): the mean is of x W^T + b, the variance the unbiased one.
+
+    Torch's own BatchNorm on the halves, with scale in its affine and a quarter of eps.
+    """
+    c, kappa, N = centre(x), scale.reshape(-1), weight.size(0)
+    z = torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+    mean, var = x.new_zeros(N), x.new_zeros(N)
+    nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
+    t = F.batch_norm(z, mean, var, gamma * kappa, beta * kappa + nothing, True, 1.0, eps / 4)
+    return t.softmax(1), (_spread(c) @ weight.T).sum(0) + 2 * mean + bias, 4 * var + nothing
+
+
+def _outputs(x: Tensor, weight: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
+    N = weight.size(0)
+    return _softmax_like(x, weight), x.new_empty(N), x.new_empty(N)
+
+
+def train_arguments(model: nn.Module) -> tuple:
+    """(weight, bias, gamma, beta, scale, eps), as they are now."""
+    gemm, bn = model.gemm, model.bn
+    return gemm.weight, gemm.bias, bn.weight, bn.bias, model.scale, bn.eps
+
+
+def _run_batch_blocks(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows behind half hold the centre: the product gives what it is mapped to as well."""
+    weight, *vectors = parameters
+    (B, K), N, c = x.shape, weight.size(0), centre(x)
+    half, z = x.new_empty((B + CENTRE_ROWS, K)), x.new_empty((B + CENTRE_ROWS, N))
+    _halves(x, c, half[:B])
+    half[B:] = _spread(c)
+    vectors = [v.reshape(-1).contiguous() for v in vectors]
+    map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
+    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
+    for first, last in _blocks(N):
+        torch.mm(half, weight[first:last].T, out=z[:, first:last])
+        statistics(z, *vectors, map_, mean, var, first, last, *options)
+        run(z[:B], *map_, partial, first, last)
+    return z.resize_(B, N), mean, var  # its last rows are gone, the others stay where they are
+
+
+def _run_batch_tiles(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> tuple[Tensor, Tensor, Tensor]:
+    weight, *vectors = parameters
+    N, c = weight.size(0), centre(x)
+    vectors = [v.reshape(-1).contiguous() for v in vectors]
+    map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
+    _beside(run, "centre")(ops.adjacent(weight), vectors[0], c.double(), mean)
+    y = torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+    partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
+    _beside(run, "statistics")(y, *vectors, map_, mean, var, partial, *options)
+    run(y, *map_, _tiles_of(y))
+    return y, mean, var
+
+
+TRAIN = ops.FusedOp(
+    SLUG,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor gamma, Tensor beta, Tensor scale, float eps)"
+    " -> (Tensor, Tensor, Tensor)",
+    name=f"{SLUG}_train",
+    fold=None,
+    whole=5,
+    plain=plain_of_batch,
+    reference=reference_of_batch,
+    output=_outputs,
+    arguments=train_arguments,
+    forms={
+        "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), reads="before"),
+        "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), reads="before"),
+    },
+    kernels={
+        "cpu": ops.Kernel("blocks", ("cpu.cpp", "cpu_train.cpp")),
+        "cuda": ops.Kernel("tiles", ("04_tiles.cu", "train_mean.cu", "train_statistics.cu")),
+    },
+)
+
+
+@torch.no_grad()
+def track(bn: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> None:
+    """Move the running statistics by those of a batch, as nn.BatchNorm1d does."""
+    running = [bn.running_mean, bn.running_var]
+    bn.num_batches_tracked.add_(1)
+    torch._foreach_mul_(running, 1 - bn.momentum)
+    torch._foreach_add_(running, [mean, var], alpha=bn.momentum)
