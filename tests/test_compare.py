@@ -339,6 +339,30 @@ def test_a_sample_of_rows_is_scaled_and_labelled(reach, monkeypatch):
     assert "measured at batch 11" in str(result)
 
 
+def test_some_of_the_features_are_scaled_and_judged_by_themselves(reach, monkeypatch):
+    clock = Clock(monkeypatch)
+    features = PROBLEM.shape(QUICK["size"])["N"]
+
+    def make(model):
+        def run(x):
+            clock.now += 0.001 * model.linear.weight.size(0)
+            return model(x)
+
+        return run
+
+    part = Variant("part", "torch", "some features", make, ("cpu",), outputs=1)
+    both = dataclasses.replace(part, name="both", sample=11)
+    whole = dataclasses.replace(part, name="whole", outputs=features)
+    result = wb.bench(PROBLEM, **QUICK, variants=["eager", part, both, whole])
+    assert result["part"].reason == f"measured at batch 33, 1 features, times {features}"
+    assert result["both"].reason == f"measured at batch 11, 1 features, times {3 * features}"
+    assert result["part"].samples_ms == pytest.approx([float(features)] * 6)
+    assert result["whole"].reason == "" and not result["whole"].extrapolated
+    assert all(r.passed for r in result.records), "beside a reference of as many features"
+    wrong = dataclasses.replace(part, make=lambda model: lambda x: 2 * model(x))
+    assert not wb.bench(PROBLEM, **QUICK, variants=[wrong]).records[0].passed
+
+
 def test_keep_writes_to_data(reach, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "data", lambda: tmp_path / "data")
     wb.bench(PROBLEM, **QUICK, variants=["eager"])

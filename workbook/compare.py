@@ -102,7 +102,7 @@ def bench(
     truth = _Truth(model, x)
     base = {**_base(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
     with torch.no_grad():
-        runs, failed = _made(chosen, model, x, where)
+        runs, failed = _made(p, size, chosen, truth)
         calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
         flusher = timing.Flush(where, flush)
         samples = timing.interleaved(
@@ -111,7 +111,7 @@ def bench(
         how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
         reach = ceilings.measure_ceilings(device)
         found = Records(
-            _measured(p, run, samples[key], base, how, reach, truth) for key, run in runs.items()
+            _measured(p, run, samples[key], base, how, reach) for key, run in runs.items()
         )
     found += [_record(p, v, base, passed=False, reason=why) for v, why in failed]
     found = _with_folds(p, model, where, flusher, found)
@@ -167,8 +167,10 @@ class _Run:
     variant: Variant
     function: Callable[[Tensor], Tensor]
     x: Tensor
+    truth: _Truth
     first_ms: float
-    factor: float  # rows asked for over rows run
+    factor: float  # what was asked for over what is run
+    scaled: str  # what that is, in words
     host: dict  # host time of a forward, for those where it matters
 
     def call(self) -> Tensor:
@@ -191,7 +193,7 @@ class _Truth:
 
 
 def _made(
-    chosen: Sequence[Variant], model: nn.Module, x: Tensor, where: torch.device
+    p: Problem, size: str | Size, chosen: Sequence[Variant], whole: _Truth
 ) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
     """Each variant built, called once, then warmed up; those that raise, with their words.
 
@@ -199,20 +201,36 @@ def _made(
     """
     runs, failed = {}, []
     for v in sorted(chosen, key=lambda v: v.name == "compile"):
-        part = x if v.sample is None or v.sample >= x.size(0) else x[: v.sample]
         try:
             with using_route(v.route):
-                function = v.make(model)
-                first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
+                truth, part, factor, scaled = _part(p, p.size(size), v, whole)
+                function = v.make(truth.model)
+                first_ms = timing.once_ms(lambda f=function, part=part: f(part), part.device)
                 for _ in range(WARMUPS):
                     function(part)
                 host = _host(v, function, part[:1])
         except Exception as error:  # a failed run is a result: kept with its reason
             failed.append((v, accuracy.in_words(error)))
             continue
-        factor = x.size(0) / max(part.size(0), 1)
-        runs[v.key] = _Run(v, function, part, first_ms, factor, host)
+        runs[v.key] = _Run(v, function, part, truth, first_ms, factor, scaled, host)
     return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
+
+
+def _part(p: Problem, size: Size, v: Variant, whole: _Truth) -> tuple[_Truth, Tensor, float, str]:
+    """(model and its truth, input, whole over part, in words) of what is run of a variant."""
+    (rows, K, N), x, truth = (whole.x.size(0), *size.init[:2]), whole.x, whole
+    if v.outputs is not None and v.outputs < N:
+        narrow = Size(size.name, (K, v.outputs, *size.init[2:]), size.batch)
+        mode = "train" if whole.model.training else "eval"
+        truth = _Truth(p.model(narrow, device=x.device, mode=mode), x)
+        N = v.outputs
+    if v.sample is not None and v.sample < rows:
+        x = x[: v.sample]
+    factor = rows / max(x.size(0), 1) * (size.init[1] / max(N, 1))
+    if factor == 1:
+        return truth, x, 1.0, ""
+    some = f", {N} features" if truth is not whole else ""
+    return truth, x, factor, f"measured at batch {x.size(0)}{some}, times {factor:g}"
 
 
 def _base(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
@@ -231,10 +249,9 @@ def _record(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
 
 
 def _measured(
-    p: Problem, run: _Run, samples: list[float], base: dict, how: dict,
-    reach: limits.Ceilings, truth: _Truth,
-) -> Record:  # fmt: skip
-    v, shape = run.variant, base["shape"]
+    p: Problem, run: _Run, samples: list[float], base: dict, how: dict, reach: limits.Ceilings
+) -> Record:
+    v, shape, truth = run.variant, base["shape"], run.truth
     with using_route(v.route):
         y = run.call()
         launches, peak = timing.profile(run.call, run.x.device)
@@ -244,7 +261,6 @@ def _measured(
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
     excess = errors.excess(found, own, bounds)
-    scaled = f"measured at batch {run.x.size(0)}, times {run.factor:g}" if run.factor != 1 else ""
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, "read_gbs": reach.read_gbs, **run.host},
@@ -253,7 +269,7 @@ def _measured(
         flops=work.flops, rel_error=found[0], rel_error_rows=found[1],
         rel_error_eager=own[0], rel_error_eager_rows=own[1], limit=bounds[0],
         passed=not excess, extrapolated=run.factor != 1,
-        reason="; ".join(filter(None, (excess, scaled))),
+        reason="; ".join(filter(None, (excess, run.scaled))),
     )  # fmt: skip
 
 

@@ -174,11 +174,11 @@ def _one_nan(model: nn.Module, g: Generator) -> None:
 
 
 STATES = {
+    "one NaN": _one_nan,
     "biases lower by 10": _one_side_lower(10.0),
     "biases lower by 1e4": _one_side_lower(1e4),
     "lower by weights": _lower_by_weights,
-    "masked": _masked,
-    "one NaN": _one_nan,
+    "masked": _masked,  # the last one, in which edges are checked: finite
 }
 # Pools that divide and that don't, of one, of more than half, too large; scales of either sign and
 # none; wide enough to be halved, with a feature that is left over and without.
