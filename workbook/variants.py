@@ -104,7 +104,7 @@ def rung(
     *,
     form: str = "",
     sample: int | None = None,
-    outputs: int | None = None,
+    shrink: int = 1,
     predict: Predict | None = None,
     wrong: str = "",
     modes: tuple[str, ...] = ("eval", "train"),
@@ -131,7 +131,7 @@ def rung(
         reads=called.reads,
         modes=modes,
         sample=sample,
-        outputs=outputs,
+        shrink=shrink,
         predict=predict,
     )
 

@@ -83,37 +83,30 @@ def _sector_after_sector(shape: dict, ceilings: Ceilings) -> float:
 
 
 def ladder(op: FusedOp) -> tuple[Variant, ...]:
-    """From the kernel that one writes first to ours: a CPU's, then a GPU's.
-
-    With how many rows and features of the whole the first ones are run.
-    """
+    """From the kernel that one writes first to ours: a CPU's, then a GPU's."""
     said = (
-        ("cpu_01_row_at_a_time.cpp", "chain", _chain_of_adds, (8, 512),
+        ("cpu_01_row_at_a_time.cpp", "chain", _chain_of_adds, 8,
          "the chain as written: all N dot products of a row, window by window"),
-        ("cpu_02_gemm_then_tail.cpp", "tail", _whole_product, (),
+        ("cpu_02_gemm_then_tail.cpp", "tail", _whole_product, None,
          "torch's product, whole; then windows and their sum, a row at a time"),
-        ("cpu.cpp", "blocks", _half_product(0), (),
+        ("cpu.cpp", "blocks", _half_product(0), None,
          "half a product by blocks, magnitudes added in the cache, a guard"),
-        ("01_thread_per_sample.cu", "chain", _lines_of_a_warp, (None, 256),
+        ("01_thread_per_sample.cu", "chain", _lines_of_a_warp, None,
          "one thread per sample, everything inside"),
-        ("02_block_per_sample.cu", "chain", _weights_for_each_sample, (),
+        ("02_block_per_sample.cu", "chain", _weights_for_each_sample, None,
          "block per sample, both rows of a pair in one loop"),
-        ("03_gemm_thread_per_row.cu", "tail", _sector_after_sector, (),
+        ("03_gemm_thread_per_row.cu", "tail", _sector_after_sector, None,
          "the library's product, then a thread per row"),
-        ("04_gemm_block_tail.cu", "tail", _whole_product, (),
+        ("04_gemm_block_tail.cu", "tail", _whole_product, None,
          "the library's product, then a block per row"),
-        ("05_half_gemm_guard.cu", "half", _half_product(2), (),
+        ("05_half_gemm_guard.cu", "half", _half_product(2), None,
          "half a product on differences of rows, a tail with the dot product, a guard"),
     )  # fmt: skip
     folder = paths.kernels() / op.slug
     return tuple(
         variants.rung(
-            op,
-            folder / file,
-            idea,
-            form=form,
-            predict=predict,
-            **dict(zip(("sample", "outputs"), part, strict=False)),
+            op, folder / file, idea, form=form, predict=predict, sample=sample,
+            shrink=8 if file.startswith("01_") else 1,
         )
-        for file, form, predict, part, idea in said
-    )
+        for file, form, predict, sample, idea in said
+    )  # fmt: skip

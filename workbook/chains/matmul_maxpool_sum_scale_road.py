@@ -174,8 +174,8 @@ def _one_nan(model: nn.Module, g: Generator) -> None:
 
 
 STATES = {
-    "one NaN": _one_nan,
     "biases lower by 10": _one_side_lower(10.0),
+    "one NaN": _one_nan,
     "biases lower by 1e4": _one_side_lower(1e4),
     "lower by weights": _lower_by_weights,
     "masked": _masked,  # the last one, in which edges are checked: finite
