@@ -224,57 +224,47 @@ def slack_of(model: nn.Module, x: Tensor) -> Tensor:
         return count * u * definitions.sensitivity(model, x, subject_of(model).formula)
 
 
-def slack_of_buffers(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """As `slack_of`, of running mean and variance: roundings of the terms that they are made of."""
-    u, count = (2.0**-53, 16) if x.dtype == torch.float64 else (2.0**-24, 4)
-    with torch.no_grad():
-        layer, share = layer_of(model), 1.0 if model.bn.momentum is None else model.bn.momentum
-        size = x.double().abs() @ layer.weight.double().abs().T + layer.bias.double().abs()
-        size, deviation = size.amax(0), definitions.statistics(model, x)[1].sqrt()
-        errs = {"bn.running_mean": size, "bn.running_var": 2 * size * deviation}
-        return {name: share * count * u * e.nan_to_num().norm()[None] for name, e in errs.items()}
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers as they are now."""
+    return {name: b.detach().clone() for name, b in model.named_buffers()}
 
 
 def assert_buffers(
     model: nn.Module,
     reference: nn.Module,
+    before: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     true: Mapping[str, Tensor],
-    slack: Mapping[str, Tensor] | None = None,
-    before: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """The buffers after a call, beside the reference's after its own; true: them in float64.
+    """The buffers after a call of each; before: model's and reference's; true: in float64.
 
-    before: those of model and reference before it: what the reference left alone we leave alone.
+    Those that the reference leaves alone keep their bits; where there is no truth (a batch that has
+    no variance) they are the reference's.
     """
-    theirs = dict(reference.named_buffers())
-    ours = dict(model.named_buffers())
+    theirs, ours = dict(reference.named_buffers()), dict(model.named_buffers())
     assert list(ours) == list(theirs)
     for name, wanted in theirs.items():
         got = ours[name]
         assert got.dtype == wanted.dtype and got.shape == wanted.shape, name
-        exact = {"equal_nan": True, "rtol": 0, "atol": 0}
         try:
-            if not wanted.is_floating_point():
-                torch.testing.assert_close(got, wanted, **exact)
-                continue
-            if name not in true:  # earlier calls may have left the two a rounding apart
-                left = before is not None and torch.equal(before[1][name], wanted)
-                if left:
-                    torch.testing.assert_close(got, before[0][name], **exact)
-                else:
-                    torch.testing.assert_close(got, wanted, equal_nan=True)
-                continue
-            seen = wanted.isfinite()
-            assert got.isfinite()[seen].all(), "not finite where eager is"
-            assert not got.isfinite()[~true[name].isfinite()].any(), "finite where it can't be"
-            columns = [t[seen].unsqueeze(0) for t in (got, wanted, true[name])]
-            assert_accurate(*columns, (slack or {}).get(name))
+            if _same(wanted, before[1][name]):
+                assert _same(got, before[0][name]), "written where the reference writes nothing"
+            elif name in true and wanted.is_floating_point():
+                _assert_statistics(got, wanted, true[name])
+            else:
+                torch.testing.assert_close(got, wanted, equal_nan=True)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {name: b.detach().clone() for name, b in model.named_buffers()}
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _assert_statistics(got: Tensor, eager: Tensor, true: Tensor) -> None:
+    seen = eager.isfinite()
+    assert got.isfinite()[seen].all(), "not finite where eager is"
+    assert not got.isfinite()[~true.isfinite()].any(), "finite where it can't be"
+    assert_accurate(*(t[seen].unsqueeze(0) for t in (got, eager, true)))
 
 
 def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
@@ -291,10 +281,10 @@ def assert_fresh(new: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -
     """`new` computes with the weights that `model` has at this moment."""
     reference = reference_of(model)
     true, true_buffers = truth(reference, x), buffers_after(reference, x)
-    slack = slack_of(reference, x)
+    slack, before = slack_of(reference, x), (buffers_of(model), buffers_of(reference))
     with torch.no_grad():
         assert_accurate(new(x), reference(x), true, slack)
-    assert_buffers(model, reference, true_buffers)
+    assert_buffers(model, reference, before, true_buffers)
 
 
 def outcome(function: Callable[[], Tensor]) -> tuple[Tensor | None, type | None, str]:
@@ -324,18 +314,16 @@ def assert_like(
     if known:
         true = outcome(lambda: truth(reference, x))[0]
         slack = outcome(lambda: slack_of(reference, x))[0]
-    allowed = slack_of_buffers(reference, x) if true_buffers else {}
-    before = _buffers(model), _buffers(reference)
+    before = buffers_of(model), buffers_of(reference)
     wanted, wanted_error, _ = outcome(lambda: reference(x))
     got, error, text = outcome(lambda: new(x))
     assert error is wanted_error, f"{error} instead of {wanted_error}: {text}"
-    assert_buffers(model, reference, {} if wanted is None else true_buffers, allowed, before)
+    assert_buffers(model, reference, before, {} if wanted is None else true_buffers)
     if wanted is None:
         return text
     assert got.shape == wanted.shape and got.dtype == wanted.dtype and got.device == wanted.device
     assert got.requires_grad == wanted.requires_grad and strides(got) == strides(wanted)
     if true is not None and true.shape == wanted.shape and wanted.is_floating_point():
-        slack = slack if slack is not None and slack.shape == wanted.shape[:1] else None
         assert_accurate(got.detach(), wanted.detach(), true, slack)
         nan = x.isnan().any(1)
         if nan.any() and got.size(0) == x.size(0):

@@ -25,6 +25,7 @@ from kit import (
     assert_gradients_close,
     assert_like,
     buffers_after,
+    buffers_of,
     drawn,
     each,
     gradients,
@@ -76,6 +77,8 @@ def test_opcheck(subject, dtype, device, batch, monkeypatch):
     if subject.has_statistics and not batch:
         pytest.skip("torch's own BatchNorm takes no empty batch in training")
     made = op_calls(monkeypatch, new, x)
+    if not made and dtype != torch.float32:
+        pytest.skip("the reference itself runs in this type")
     assert made
     near = 1e-2 if dtype == torch.bfloat16 else None
     for op, args in made:
@@ -97,13 +100,13 @@ def test_compiled_forward_and_backward(subject, dynamic, device):
     call = torch.compile(new, fullgraph=True, dynamic=dynamic, backend=backend)
     for batch in (B, 3, 2, *(() if subject.has_statistics else (1,))):
         x = drawn((batch, K), batch).to(device).requires_grad_()
-        true = buffers_after(reference, x)
+        true, before = buffers_after(reference, x), (buffers_of(new), buffers_of(reference))
         theirs = gradients(reference, x)
         ours = gradients(call, x, of=new)
         if subject.has_statistics:  # before BatchNorm its gradient is rounding alone
             assert ours.pop("gemm.bias").abs().max() < 1e-6 > theirs.pop("gemm.bias").abs().max()
         assert_gradients_close(ours, theirs, 1e-4)
-        assert_buffers(new, reference, true)
+        assert_buffers(new, reference, before, true)
     with torch.no_grad():
         assert_like(reference, call, X.to(device), model=new)
 

@@ -30,6 +30,7 @@ from kit import (
     assert_buffers,
     assert_like,
     buffers_after,
+    buffers_of,
     drawn,
     each,
     errors,
@@ -230,7 +231,7 @@ def test_what_is_in_the_dropped_features_does_not_matter(subject, value):
 def test_masked_features_of_a_max_pool(pool, sign):
     """A bias of -inf on one side of a window leaves the other; on all sides the row is -inf."""
     subject = MAX.with_options(pool, 0.5 * sign)
-    for masked in range(1, pool + 1):
+    for masked in {1, max(1, pool - 1), pool}:
         reference, new = subject.twins(K, N)
         for model in (reference, new):
             with torch.no_grad():
@@ -294,11 +295,12 @@ def rejected(subject, make) -> list[tuple]:
             put(state, tried)
             with torch.no_grad():
                 tried.load_state_dict(reference.state_dict())
+                before = buffers_of(tried), buffers_of(reference)
                 wanted = reference(x)
                 y = call(x.clone())
             try:
                 assert_accurate(y, wanted, true, slack)
-                assert_buffers(tried, reference, true_buffers)
+                assert_buffers(tried, reference, before, true_buffers)
                 nan = x.isnan().any(1)
                 assert y[nan].isnan()[wanted[nan].isnan()].all()
             except AssertionError:
