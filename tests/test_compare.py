@@ -362,7 +362,7 @@ def test_keep_writes_to_data(reach, tmp_path, monkeypatch):
         ({"variants": ["fussed"]}, KeyError, "variant: got 'fussed'.*fused"),
         ({"variants": ["eager/tf32"]}, KeyError, "variant: got 'eager/tf32'"),
         ({"variants": []}, ValueError, "variants: got none"),
-        ({"size": "poster"}, KeyError, "size: got 'poster'.*laptop, paper"),
+        ({"size": "poster"}, KeyError, "size: got 'poster'.*laptop, small, paper"),
     ],
 )
 def test_bad_arguments_are_told_and_nothing_is_recorded(reach, tmp_path, options, kind, words):
@@ -620,3 +620,25 @@ def test_a_syntax_error_is_a_build_error_that_names_the_line(tmp_path):
 def test_in_words():
     assert accuracy.in_words(ValueError("a\nb")) == "ValueError: a"
     assert accuracy.in_words(ValueError()) == "ValueError: no message"
+
+
+def test_a_variant_that_shrinks_runs_on_fewer_features_and_is_scaled_by_their_square():
+    """1 / 8 of the features each way: 1 / 64 of the weights."""
+    seen = []
+
+    def make(model):
+        def run(x):
+            seen.append((x.size(1), model.linear.weight.size(0)))
+            return model(x)
+
+        return run
+
+    small = dataclasses.replace(PROBLEM.variant("eager"), name="small", make=make, shrink=8)
+    size = Size("broad", (4104, 4104), 3)
+    record = compare.bench(PROBLEM, size=size, device="cpu", variants=[small], rounds=5)["small"]
+    assert set(seen) == {(513, 513)} and record.shape["K"] == 4104 and record.extrapolated
+    assert "measured at K = 513, N = 513, times 64" in record.reason
+    assert record.passed and record.rel_error < 1e-5, "held against its own float64"
+    seen.clear()
+    compare.bench(PROBLEM, size="laptop", device="cpu", variants=[small], rounds=5)
+    assert set(seen) == {(2048, 2048)}, "small enough as it is"

@@ -99,10 +99,10 @@ def bench(
     where = torch.device(device)
     chosen = chosen_variants(p, variants, device, mode)
     model, (x,) = p.model(size, device=device, mode=mode), p.inputs(size, device=device)
-    truth = _Truth(model, x)
+    task = _Task(p, p.size(size), mode, model, x, _Truth(model, x))
     base = {**_base(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
     with torch.no_grad():
-        runs, failed = _made(chosen, model, x, where)
+        runs, failed = _made(chosen, task, where)
         calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
         flusher = timing.Flush(where, flush)
         samples = timing.interleaved(
@@ -111,7 +111,7 @@ def bench(
         how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
         reach = ceilings.measure_ceilings(device)
         found = Records(
-            _measured(p, run, samples[key], base, how, reach, truth) for key, run in runs.items()
+            _measured(p, run, samples[key], base, how, reach) for key, run in runs.items()
         )
     found += [_record(p, v, base, passed=False, reason=why) for v, why in failed]
     found = _with_folds(p, model, where, flusher, found)
@@ -167,8 +167,10 @@ class _Run:
     variant: Variant
     function: Callable[[Tensor], Tensor]
     x: Tensor
+    truth: _Truth
     first_ms: float
-    factor: float  # rows asked for over rows run
+    factor: float  # the time asked for over that of what was run
+    less: str  # what was run instead, where it was not the whole
     host: dict  # host time of a forward, for those where it matters
 
     def call(self) -> Tensor:
@@ -190,8 +192,39 @@ class _Truth:
         return self._eager[route]
 
 
+SHRUNK = 1 << 24  # weights from which a variant with `shrink` runs on smaller ones
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a bench asks for: a size of a problem in a mode, its model, input and truth."""
+
+    p: Problem
+    size: Size
+    mode: str
+    model: nn.Module
+    x: Tensor
+    truth: _Truth
+
+    def for_variant(self, v: Variant) -> tuple[_Task, float, str]:
+        """(what the variant is given, the factor that its time is multiplied by, in words)."""
+        K, N, *rest = self.size.init
+        if v.shrink > 1 and K * N > SHRUNK:
+            size = Size(self.size.name, (K // v.shrink, N // v.shrink, *rest), self.size.batch)
+            model = self.p.model(size, device=self.x.device, mode=self.mode)
+            (x,) = self.p.inputs(size, device=self.x.device)
+            smaller = _Task(self.p, size, self.mode, model, x, _Truth(model, x))
+            words = f"measured at K = {size.init[0]}, N = {size.init[1]}"
+            return smaller, float(v.shrink**2), words
+        rows = self.x.size(0)
+        if v.sample is None or v.sample >= rows:
+            return self, 1.0, ""
+        part = dataclasses.replace(self, x=self.x[: v.sample])
+        return part, rows / v.sample, f"measured at batch {v.sample}"
+
+
 def _made(
-    chosen: Sequence[Variant], model: nn.Module, x: Tensor, where: torch.device
+    chosen: Sequence[Variant], task: _Task, where: torch.device
 ) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
     """Each variant built, called once, then warmed up; those that raise, with their words.
 
@@ -199,19 +232,19 @@ def _made(
     """
     runs, failed = {}, []
     for v in sorted(chosen, key=lambda v: v.name == "compile"):
-        part = x if v.sample is None or v.sample >= x.size(0) else x[: v.sample]
+        given, factor, less = task.for_variant(v)
         try:
             with using_route(v.route):
-                function = v.make(model)
-                first_ms = timing.once_ms(lambda f=function, part=part: f(part), where)
+                function = v.make(given.model)
+                first_ms = timing.once_ms(lambda f=function, g=given: f(g.x), where)
                 for _ in range(WARMUPS):
-                    function(part)
-                host = _host(v, function, part[:1])
+                    function(given.x)
+                # one row; to train on one is an error
+                host = _host(v, function, given.x[: 2 if task.mode == "train" else 1])
         except Exception as error:  # a failed run is a result: kept with its reason
             failed.append((v, accuracy.in_words(error)))
             continue
-        factor = x.size(0) / max(part.size(0), 1)
-        runs[v.key] = _Run(v, function, part, first_ms, factor, host)
+        runs[v.key] = _Run(v, function, given.x, given.truth, first_ms, factor, less, host)
     return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
 
 
@@ -232,19 +265,19 @@ def _record(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
 
 def _measured(
     p: Problem, run: _Run, samples: list[float], base: dict, how: dict,
-    reach: limits.Ceilings, truth: _Truth,
+    reach: limits.Ceilings,
 ) -> Record:  # fmt: skip
     v, shape = run.variant, base["shape"]
     with using_route(v.route):
         y = run.call()
         launches, peak = timing.profile(run.call, run.x.device)
-    found = errors.errors_of(y, truth.exact[: run.x.size(0)])
-    own = truth.eager(v.route)
+    found = errors.errors_of(y, run.truth.exact[: run.x.size(0)])
+    own = run.truth.eager(v.route)
     bounds = errors.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
     best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
     excess = errors.excess(found, own, bounds)
-    scaled = f"measured at batch {run.x.size(0)}, times {run.factor:g}" if run.factor != 1 else ""
+    scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
     return _record(
         p, v, base, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, "read_gbs": reach.read_gbs, **run.host},

@@ -24,7 +24,6 @@ __all__ = [
     "FusedOp",
     "Kernel",
     "adjacent",
-    "beside",
     "built",
     "column_sum",
     "group_mean",
@@ -113,11 +112,6 @@ def column_sum(weight: Tensor) -> Tensor:
     partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
     run(weight, partial, total)
     return total
-
-
-def beside(run: Callable, name: str) -> Callable:
-    """Another op of the library that `run` is of, for a kernel that is more than one call."""
-    return getattr(getattr(torch.ops, run.namespace), name).default
 
 
 @functools.cache

@@ -47,8 +47,8 @@ def derivation(
 ) -> Text:
     """Each step's formula and reason, run in float64 against the first on a small odd size.
 
-    The steps are those of the mode; the weights are in the first of the problem's own states, where
-    it has any: a parameter that is 0 or 1 proves little. Says the relative difference of each.
+    The steps are those of the mode. A model with buffers is put in the first of the problem's own
+    states: statistics that are 0 and 1 prove little. Says the relative difference of each.
     AssertionError where a step that is said to hold does not, or a tempting wrong one agrees.
     """
     steps = [step for step in p.steps if step.mode == p.mode(mode)]
@@ -57,7 +57,7 @@ def derivation(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = p.Model(*features, *p.init_args()[2:]).train(mode == "train")
-        for state in [*p.states.values()][:1]:
+        for state in [*p.states.values()][: len([*model.buffers()][:1])]:
             state(model, generator)
         arguments = p.arguments(model.double())
         first = steps[0].compute(x, *arguments)

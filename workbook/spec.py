@@ -62,6 +62,8 @@ class Variant:
     folds: derived weights are kept between calls. reads: the key of the problem's work: "before"
     or "after" the algebra, or "fold", after it and the weights. sample: rows to run where the whole
     batch would take too long.
+    shrink: where a single row takes too long, in_features and out_features are divided by it, and
+    the time is multiplied by its square.
     predict: the time, from the shape and the ceilings. flags: macros its source is compiled with.
     modes: of the model, that it computes.
     """
@@ -78,6 +80,7 @@ class Variant:
     folds: bool = True
     reads: str = "after"
     sample: int | None = None
+    shrink: int = 1
     predict: Predict | None = None
     flags: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval", "train")

@@ -104,6 +104,7 @@ def rung(
     *,
     form: str = "",
     sample: int | None = None,
+    shrink: int = 1,
     predict: Predict | None = None,
     wrong: str = "",
     modes: tuple[str, ...] = ("eval", "train"),
@@ -130,6 +131,7 @@ def rung(
         reads=called.reads,
         modes=modes,
         sample=sample,
+        shrink=shrink,
         predict=predict,
     )
 

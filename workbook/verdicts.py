@@ -102,7 +102,7 @@ def _table(p: Problem, controls: Iterable[Variant], by: By, checks: Records) -> 
     for v in controls:
         its = [by[v.key, n] for n in NAMES if (v.key, n) in by]
         old = " (stale)" if any(is_stale(p, r) for r in its) else ""
-        verdicts = (_verdict(by.get((v.key, n))) for n in NAMES)
+        verdicts = (_verdict(v, by.get((v.key, n))) for n in NAMES)
         eager = _number(max((r.rel_error_eager or 0.0 for r in its), default=0.0) or None)
         found = _found(its, checks.query(variant=v.key))
         rows.append((f"`{v.key}`{old}", v.wrong, *verdicts, eager, found))
@@ -113,12 +113,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _verdict(record: Record | None) -> str:
+def _verdict(v: Variant, record: Record | None) -> str:
     """And the relative error of what the protocol saw."""
     if record is None:
         return "not recorded"
+    if not record.passed and record.mode not in v.modes:
+        return f"rejected: {_alone(v)}"  # not for what is wrong with it
     said = "**let through**" if record.passed else "rejected"
     return f"{said}, {_number(record.rel_error)}"
+
+
+def _alone(v: Variant) -> str:
+    return f"computes {' and '.join(v.modes)} alone"
 
 
 def _number(error: float | None) -> str:
@@ -136,7 +142,9 @@ def _found(its: Sequence[Record], checks: Records) -> str:
     failed = next((r for r in checks if r.run == last and not r.passed), None)
     if failed is not None:
         shape = ", ".join(f"{k} = {v}" for k, v in failed.shape.items())
-        return f"in `check`: {failed.family} input, {failed.state} weights, {shape}"
+        where = f"{failed.mode} mode, {failed.family} input, {failed.state} weights, {shape}"
+        how = "" if failed.reason.startswith("error") else f": {failed.reason}"
+        return f"in `check`: {where}{how}"
     return "**not in `check`**" if checks else "`check` is not recorded"
 
 
@@ -155,9 +163,7 @@ def _right(p: Problem, right: Iterable[Variant], by: By) -> str:
 
 
 def _why(v: Variant, record: Record) -> str:
-    if record.mode not in v.modes:
-        return f"it computes {' and '.join(v.modes)} alone"
-    return record.reason
+    return record.reason if record.mode in v.modes else f"it {_alone(v)}"
 
 
 def _files(ours: Records) -> str:

@@ -7,8 +7,9 @@
 
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
-    float *y = p.y + i * p.N, s = 0;
+    float* y = p.y + i * p.N;
+    double s = 0;
     for (int64_t n = 0; n < p.N; ++n) s += y[n] = std::exp(mapped(p, n, y[n]));
-    for (int64_t n = 0; n < p.N; ++n) y[n] /= s;
+    for (int64_t n = 0; n < p.N; ++n) y[n] = static_cast<float>(y[n] / s);
   }
 }

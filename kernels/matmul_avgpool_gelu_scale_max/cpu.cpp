@@ -22,9 +22,8 @@ float exact(const PoolChain& p, int64_t i, Ends<float> ends) {
   if (!(best - best == 0)) return static_cast<float>(best);  // NaN and infinities stay
   const int64_t m = p.at[2 * i + (right >= left)];
   const float* x = p.x + i * p.x_stride;
-  const double u = p.w_exact ? dot(x, p.w_exact + m * p.K, p.K) + p.b_exact[m]
-                             : dot(x, p.w + m * p.K, p.K) + p.b[m];
-  return static_cast<float>(p.scale * gelu(u));
+  const double u = p.w_exact ? dot(x, p.w_exact + m * p.K, p.K) : dot(x, p.w + m * p.K, p.K);
+  return static_cast<float>(p.scale * gelu(u + (p.b_exact ? p.b_exact[m] : p.b[m])));
 }
 
 }  // namespace

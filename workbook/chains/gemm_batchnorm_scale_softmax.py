@@ -109,6 +109,8 @@ def _op_of(model: nn.Module) -> ops.FusedOp:
 def _algebra(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         op = _op_of(model)
+        if op is TRAIN and x.size(0) < 2:
+            return model(x)
         found = op.run_plain(x, *op.arguments(model), dtype=x.dtype)
         return _tracked(model, found) if op is TRAIN else found
 
@@ -131,6 +133,7 @@ problem = Problem(
     Model=Model,
     ModelNew=ModelNew,
     sizes={
+        "tiny": Size("tiny", (512, 1024), 64),  # to be checked in seconds
         "laptop": Size("laptop", (2048, 2048), 256),
         "small": Size("small", (8192, 8192), 16),
         "paper": Size("paper", (8192, 8192), 1024),

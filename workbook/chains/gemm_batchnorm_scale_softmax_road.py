@@ -227,9 +227,9 @@ def _masked(model: nn.Module, g: Generator) -> None:
 
 STATES = {
     "batchnorm moved": _moved,
+    "masked features": _masked,
     "statistics far off": _far_mean,
     "large logits": _large_logits,
-    "masked features": _masked,
 }
 
 

@@ -29,6 +29,11 @@ TILE = 1024  # kTile of the CUDA kernel
 BLOCK = 2048  # features of a product on a CPU: its output stays in the cache, the product is fast
 
 
+def _beside(run: Callable, name: str) -> Callable:
+    """Another op of the library that `run` is of."""
+    return getattr(getattr(torch.ops, run.namespace), name).default
+
+
 def _blocks(N: int) -> list[tuple[int, int]]:
     """First and last of each block of features."""
     return [(first, min(first + BLOCK, N)) for first in range(0, N, BLOCK)]
@@ -203,7 +208,7 @@ def _run_batch_blocks(
     half[B:] = _spread(c)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
-    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), ops.beside(run, "statistics")
+    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
     for first, last in _blocks(N):
         torch.mm(half, weight[first:last].T, out=z[:, first:last])
         statistics(z, *vectors, map_, mean, var, first, last, *options)
@@ -218,10 +223,10 @@ def _run_batch_tiles(
     N, c = weight.size(0), centre(x)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
-    ops.beside(run, "centre")(ops.adjacent(weight), vectors[0], c.double(), mean)
+    _beside(run, "centre")(ops.adjacent(weight), vectors[0], c.double(), mean)
     y = torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
-    ops.beside(run, "statistics")(y, *vectors, map_, mean, var, partial, *options)
+    _beside(run, "statistics")(y, *vectors, map_, mean, var, partial, *options)
     run(y, *map_, _tiles_of(y))
     return y, mean, var
 

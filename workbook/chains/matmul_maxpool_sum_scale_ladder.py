@@ -104,6 +104,9 @@ def ladder(op: FusedOp) -> tuple[Variant, ...]:
     )  # fmt: skip
     folder = paths.kernels() / op.slug
     return tuple(
-        variants.rung(op, folder / file, idea, form=form, predict=predict, sample=sample)
+        variants.rung(
+            op, folder / file, idea, form=form, predict=predict, sample=sample,
+            shrink=8 if file.startswith("01_") else 1,
+        )
         for file, form, predict, sample, idea in said
-    )
+    )  # fmt: skip

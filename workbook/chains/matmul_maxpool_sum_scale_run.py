@@ -13,7 +13,8 @@ from workbook import gemm, ops
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
 # average, and eager's own error is luck: ours has to be smaller, or the same.
-LEAST = (256, 1024)
+LEAST = (256, 2048)
+ROUGH = 4096  # out_features from which oneDNN may make the whole product: it rounds twice as much
 WIDE, PRODUCTS = 1 << 20, 1 << 24  # weights, multiplications at most of what is done in float64
 BLOCK, ROWS = 1 << 20, 1024  # elements and rows of a block on a CPU: 4 MB stay in its caches
 WIDENED = 1 << 22  # weights that are float64 at a time
@@ -67,10 +68,9 @@ def _is_small(x: Tensor, folded: tuple, pool: int) -> bool:
     return bool(folded) and x.size(0) * folded[0].numel() <= PRODUCTS and pool <= folded[1].size(0)
 
 
-def _product(part: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """z of a block; that of a narrow layer as eager makes it."""
-    product = gemm.product if weight.size(0) >= LEAST[1] else F.linear
-    return product(part, weight, bias)
+def _product(weight: Tensor) -> Callable[..., Tensor]:
+    """(x, weight, bias) -> z: how, for the whole weight (N, K); narrow ones as eager does."""
+    return gemm.product if weight.size(0) >= ROUGH else F.linear
 
 
 def run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
@@ -79,10 +79,11 @@ def run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options
         return directly(x, *folded, *options)
     weight, bias = parameters
     used = weight.size(0) // options[0] * options[0]
-    y, rows = x.new_empty(x.size(0)), max(1, ELEMENTS // max(used, 1))
+    y, product = x.new_empty(x.size(0)), _product(weight)
+    rows = max(1, ELEMENTS // max(used, 1))
     for first in range(0, x.size(0), rows):
         part = slice(first, first + rows)
-        run(_product(x[part], weight[:used], bias[:used]), *options, y[part])
+        run(product(x[part], weight[:used], bias[:used]), *options, y[part])
     return y
 
 
@@ -95,13 +96,13 @@ def run_blocks(
         return directly(x, *folded, *options)
     used = weight.size(0) // pool * pool
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
-    rows, columns = _blocks(x.size(0), used, pool)
+    product, (rows, columns) = _product(weight), _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
-            z = _product(part, weight[n:last], bias[n:last])
+            z = product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
         y[first : first + rows] = scaled(sums[:, 1], scale)
     return y

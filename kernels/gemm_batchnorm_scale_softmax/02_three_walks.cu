@@ -7,7 +7,7 @@
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) map_softmax_three_passes_kernel(Tail p) {
+__global__ void __launch_bounds__(kThreads) map_softmax_three_walks_kernel(Tail p) {
   for (int64_t i = blockIdx.x; i < p.B; i += gridDim.x) {
     float* y = p.y + i * p.N;
     Partial largest;
@@ -22,6 +22,6 @@ __global__ void __launch_bounds__(kThreads) map_softmax_three_passes_kernel(Tail
 }
 
 cudaError_t launch(const Tail& p, cudaStream_t stream) {
-  map_softmax_three_passes_kernel<<<blocks_for(p.B), kThreads, 0, stream>>>(p);
+  map_softmax_three_walks_kernel<<<blocks_for(p.B), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
