@@ -80,20 +80,16 @@ WB_REGISTER("run(Tensor(a!) y, Tensor shift, Tensor a, Tensor d) -> ()", run)
 #endif
 
 #ifdef WB_TRAIN
-#ifdef WB_CUDA
-constexpr int64_t kCentreRows = 0;  // an op of its own maps the centre
-#endif
-
 #define WB_REGISTER_ALSO(name, schema)                                    \
   STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def(#name schema); } \
   STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl(#name, TORCH_BOX(&name)); }
 
 Statistics statistics_of(const Tensor& z, const Tensor& bias, const Tensor& gamma,
-                         const Tensor& beta, const Tensor& scale, Tensor& map, Tensor& mean,
-                         Tensor& var, double eps) {
+                         const Tensor& beta, const Tensor& scale, Tensor& map, Tensor& var,
+                         double eps) {
   wb::expect(z, "z", wb::Float, {wb::any, wb::any});
   Statistics p{};
-  p.B = z.size(0) - kCentreRows;
+  p.B = z.size(0);
   p.N = z.size(1);
   WB_CHECK(p.B > 1, "z: got ", p.B, " rows of the batch; wants 2 or more");
   p.z = z.const_data_ptr<float>();
@@ -107,8 +103,6 @@ Statistics statistics_of(const Tensor& z, const Tensor& bias, const Tensor& gamm
   p.shift = map.mutable_data_ptr<float>();
   p.a = p.shift + p.N;
   p.d = p.a + p.N;
-  vector_of(mean, "mean", p.N, z, "z");
-  p.mean = mean.mutable_data_ptr<float>();
   vector_of(var, "var", p.N, z, "z");
   p.var = var.mutable_data_ptr<float>();
   p.eps = eps;
@@ -116,12 +110,11 @@ Statistics statistics_of(const Tensor& z, const Tensor& bias, const Tensor& gamm
 }
 
 #ifdef WB_CUDA
-// map (3, N) <- shift, a, d of the batch; mean (N) <- mean plus what the batch's own mean adds;
-// var (N) <- its unbiased variance; partial (slices, 2, N) is scratch.
+// map (3, N) <- shift, a, d of the batch; var (N) <- its unbiased variance; partial (slices, 2, N)
+// is scratch.
 void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const Tensor& beta,
-                const Tensor& scale, Tensor& map, Tensor& mean, Tensor& var, Tensor& partial,
-                double eps) {
-  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, mean, var, eps);
+                const Tensor& scale, Tensor& map, Tensor& var, Tensor& partial, double eps) {
+  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, var, eps);
   wb::expect(partial, "partial", wb::Double, {wb::any, 2, p.N});
   wb::expect_same_device(z, "z", partial, "partial");
   p.slices = partial.size(0);
@@ -134,21 +127,23 @@ void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const 
 
 WB_REGISTER_ALSO(statistics,
                  "(Tensor z, Tensor bias, Tensor gamma, Tensor beta, Tensor scale, Tensor(a!) map,"
-                 " Tensor(b!) mean, Tensor(c!) var, Tensor(d!) partial, float eps) -> ()")
+                 " Tensor(b!) var, Tensor(c!) partial, float eps) -> ()")
 
-// mean (N) <- weight (N, K) c (K) + bias: what the Linear makes of the centre.
-void centre(const Tensor& weight, const Tensor& bias, const Tensor& c, Tensor& mean) {
+// mean (N) <- weight (N, K) total (K) / batch + bias: the mean of the Linear's output.
+void mean(const Tensor& weight, const Tensor& bias, const Tensor& total, Tensor& mean,
+          int64_t batch) {
   wb::expect_rows(weight, "weight");
   Mean p{};
   p.N = weight.size(0);
   p.K = weight.size(1);
+  p.B = batch;
   p.W = weight.const_data_ptr<float>();
   p.W_stride = weight.stride(0);
   p.bias = vector_of(bias, "bias", p.N, weight, "weight");
-  wb::expect(c, "c", wb::Double, {p.K});
-  wb::expect_aligned(c, "c");
-  wb::expect_same_device(weight, "weight", c, "c");
-  p.c = c.const_data_ptr<double>();
+  wb::expect(total, "total", wb::Double, {p.K});
+  wb::expect_aligned(total, "total");
+  wb::expect_same_device(weight, "weight", total, "total");
+  p.total = total.const_data_ptr<double>();
   vector_of(mean, "mean", p.N, weight, "weight");
   p.mean = mean.mutable_data_ptr<float>();
   if (p.N == 0) return;
@@ -156,13 +151,14 @@ void centre(const Tensor& weight, const Tensor& bias, const Tensor& c, Tensor& m
   wb::check(launch(p, on.stream), "mean of the batch");
 }
 
-WB_REGISTER_ALSO(centre, "(Tensor weight, Tensor bias, Tensor c, Tensor(a!) mean) -> ()")
+WB_REGISTER_ALSO(mean,
+                 "(Tensor weight, Tensor bias, Tensor total, Tensor(a!) mean, int batch) -> ()")
 #else
-// Of features first .. last: map (3, N) <- shift, a, d of the batch; mean and var (N), for buffers.
+// Of features first .. last: map (3, N) <- shift, a, d of the batch; var (N) <- its unbiased variance.
 void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const Tensor& beta,
-                const Tensor& scale, Tensor& map, Tensor& mean, Tensor& var, int64_t first,
-                int64_t last, double eps) {
-  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, mean, var, eps);
+                const Tensor& scale, Tensor& map, Tensor& var, int64_t first, int64_t last,
+                double eps) {
+  Statistics p = statistics_of(z, bias, gamma, beta, scale, map, var, eps);
   WB_CHECK(0 <= first && first < last && last <= p.N, "first, last: got ", first, " and ", last,
            "; wants a block of the ", p.N, " features");
   p.first = first;
@@ -174,7 +170,7 @@ void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const 
 
 WB_REGISTER_ALSO(statistics,
                  "(Tensor z, Tensor bias, Tensor gamma, Tensor beta, Tensor scale, Tensor(a!) map,"
-                 " Tensor(b!) mean, Tensor(c!) var, int first, int last, float eps) -> ()")
+                 " Tensor(b!) var, int first, int last, float eps) -> ()")
 #endif
 #endif
 

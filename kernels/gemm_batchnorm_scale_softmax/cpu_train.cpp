@@ -12,16 +12,13 @@ void launch(const Statistics& p, int64_t begin, int64_t end) {
   for (int64_t strip = begin; strip < end; ++strip) {
     const int64_t first = p.first + strip * kStrip, count = std::min(kStrip, p.last - first);
     const float *top = p.z + first, *z = top;
-    double sum[kStrip] = {}, square[kStrip] = {}, beside[kStrip];
+    double sum[kStrip] = {}, square[kStrip] = {};
     for (int64_t i = 0; i < p.B; ++i, z += p.N)
       for (int64_t k = 0; k < count; ++k) {
         const double from_first = static_cast<double>(z[k]) - top[k];
         sum[k] += from_first;
         square[k] += from_first * from_first;
       }
-    for (int64_t k = 0; k < count; ++k) beside[k] = p.bias[first + k];
-    for (int64_t row = 0; row < kCentreRows; ++row, z += p.N)
-      for (int64_t k = 0; k < count; ++k) beside[k] += z[k];
-    for (int64_t k = 0; k < count; ++k) write_feature(p, first + k, sum[k], square[k], beside[k]);
+    for (int64_t k = 0; k < count; ++k) write_feature(p, first + k, sum[k], square[k]);
   }
 }

@@ -34,12 +34,11 @@ constexpr int64_t kTile = 1024;  // features
 #endif
 
 #ifdef WB_TRAIN
-// The map of a batch, and what the running statistics move by: the mean of x W^T + b and the
-// unbiased variance, over the batch.
+// The map of a batch, and its unbiased variance, which the running one moves by.
 struct Statistics {
-  const float* z;                            // (B, N) contiguous; on a CPU kCentreRows rows more
+  const float* z;                            // (B, N) contiguous
   const float *bias, *gamma, *beta, *scale;  // (N); scale (1) where scale_stride is 0
-  float *shift, *a, *d, *mean, *var;         // (N); on a GPU mean holds c W^T + b before
+  float *shift, *a, *d, *var;                // (N)
   int64_t B, N, scale_stride;
   double eps;
 #ifdef WB_CUDA
@@ -55,25 +54,16 @@ struct Statistics {
 #else
 #define WB_BOTH
 #endif
-#ifndef WB_CUDA
-// Rows behind half that hold c, each every kCentreRows-th element and zeros between: the product
-// multiplies them by W too, in chains of additions so much shorter.
-constexpr int64_t kCentreRows = 4;
-constexpr int64_t kStrip = 256;  // columns of z whose sums are taken together
-#endif
 
-// Feature n from the sums over the batch of z - z[0,n] and of its square, in double; beside: c W^T
-// and b. A bias that is not finite makes the batch's mean and variance so.
-WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double sum, double square,
-                                  double beside) {
-  const double from_first = sum / p.B, mean = p.z[n] + from_first;
-  const double var = 4 * (square / p.B - from_first * from_first);
+// Feature n from the sums over the batch of z - z[0,n] and of its square, in double. A bias that is
+// not finite makes the batch's statistics so.
+WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double sum, double square) {
+  const double from_first = sum / p.B, var = 4 * (square / p.B - from_first * from_first);
   const double scale = p.scale[n * p.scale_stride];
   const float nothing = p.bias[n] - p.bias[n];
-  p.shift[n] = static_cast<float>(-mean) + nothing;
+  p.shift[n] = static_cast<float>(-(p.z[n] + from_first)) + nothing;
   p.a[n] = static_cast<float>(2 * p.gamma[n] * scale / sqrt(var + p.eps));
   p.d[n] = static_cast<float>(p.beta[n] * scale);
-  p.mean[n] = static_cast<float>(2 * mean + beside);
   p.var[n] = static_cast<float>(var * p.B / (p.B - 1)) + nothing;
 }
 #endif
@@ -83,12 +73,12 @@ WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double sum, do
 // A rung of the ladder defines these; each returns the error of its launch.
 cudaError_t launch(const Tail& p, cudaStream_t stream);
 #ifdef WB_TRAIN
-// mean (N) <- W (N, K), rows W_stride apart, times c (K), plus bias.
+// mean (N) <- W (N, K), rows W_stride apart, times total (K) / B, plus bias.
 struct Mean {
   const float *W, *bias;
-  const double* c;
+  const double* total;  // the sum of x over the batch
   float* mean;
-  int64_t K, N, W_stride;
+  int64_t B, K, N, W_stride;
 };
 cudaError_t launch(const Mean& p, cudaStream_t stream);
 cudaError_t launch(const Statistics& p, cudaStream_t stream);
@@ -97,6 +87,7 @@ cudaError_t launch(const Statistics& p, cudaStream_t stream);
 // A CPU rung defines these, for rows or strips begin <= i < end, called from several threads.
 void launch(const Tail& p, int64_t begin, int64_t end);
 #ifdef WB_TRAIN
-void launch(const Statistics& p, int64_t begin, int64_t end);  // strips of kStrip features
+constexpr int64_t kStrip = 256;  // features whose sums are taken together
+void launch(const Statistics& p, int64_t begin, int64_t end);  // strips of them
 #endif
 #endif

@@ -1,7 +1,7 @@
-// Train mode on a GPU, beside the product: what the centre of the batch is mapped to.
-//   mean[n] = sum_k W[n,k] c[k] + bias[n]; the statistics add what is left, and y = exp(t - m) / s
+// Train mode on a GPU, beside the product: the mean that running_mean moves by.
+//   mean[n] = sum_k W[n,k] total[k] / B + bias[n]; y = exp(t - m) / s does without it
 // Who owns what: a warp owns a feature.
-// Moves: W once, 4 N K bytes, beside the product's own reading. In double: c may be large.
+// Moves: W once, 4 N K bytes, beside the product's own reading. In double: the mean may be large.
 #include "load.cuh"
 #include "problem.h"
 #include "reduce.cuh"
@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(kFeatures* kWarp) batch_mean_kernel(Mean p) {
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       const int64_t k = start + u * kWarp * Width;
-      if (k < p.K) sum = dot<Width>(w[u], p.c + k, sum);
+      if (k < p.K) sum = dot<Width>(w[u], p.total + k, sum);
     }
   }
   sum = warp_sum(sum);
-  if (lane == 0) p.mean[n] = static_cast<float>(sum + p.bias[n]);
+  if (lane == 0) p.mean[n] = static_cast<float>(sum / p.B + p.bias[n]);
 }
 
 cudaError_t launch(const Mean& p, cudaStream_t stream) {

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kBatchThreads) batch_map_kernel(Statistics p) 
   double sum[2] = {};
   for (int part = 0; n < p.N && part < 2 * p.slices; ++part)
     sum[part % 2] += p.partial[part * p.N + n];
-  if (n < p.N) write_feature(p, n, sum[0], sum[1], p.mean[n]);
+  if (n < p.N) write_feature(p, n, sum[0], sum[1]);
 }
 
 cudaError_t launch(const Statistics& p, cudaStream_t stream) {

@@ -76,24 +76,27 @@ def _is_normal(model: nn.Module, x: Tensor) -> bool:
         return False
     if not normal.is_plain(bn, nn.BatchNorm1d) or not normal.is_plain(softmax, nn.Softmax):
         return False
-    N, scale = operands[1].size(0), model._parameters.get("scale")
+    N, scale, eps = operands[1].size(0), model._parameters.get("scale"), bn.eps
     held, kept = bn._parameters, bn._buffers
     vectors = held["weight"], held["bias"], kept["running_mean"], kept["running_var"]
     return (
         N > 0
         and softmax.dim in (1, -1)
+        and type(eps) in (float, int)
         and normal.are_like(x, *vectors, scale)
         and all(v.dim() == 1 and v.size(0) == N for v in vectors)
         and scale.dim() <= 2
         and scale.numel() in (1, N)
         and (scale.dim() < 2 or scale.size(0) == 1)
         and not (vectors[2].requires_grad or vectors[3].requires_grad)
-        and (not bn.training or (_tracks(bn) and x.size(0) > 1))
+        and (not bn.training or (_tracks(bn) and eps > 0 and x.size(0) > 1))
     )
 
 
 def _tracks(bn: nn.BatchNorm1d) -> bool:
-    return bn.track_running_stats and bn.momentum is not None and bn.num_batches_tracked is not None
+    """By a factor of its own, not cumulatively."""
+    counted = bn.track_running_stats and bn.num_batches_tracked is not None
+    return counted and type(bn.momentum) in (float, int)
 
 
 def _tracked(model: nn.Module, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -22,8 +22,10 @@ __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
 SLUG = "gemm_batchnorm_scale_softmax"
 GROUPS = 7  # parts of a batch, of whose means the median is taken: one far row moves no median
-# One float32 dot product errs by 3e-7; cut in as many, added in double, by half of that.
-CENTRE_ROWS = 4  # kCentreRows of the CPU kernel
+# A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
+# all rows. Cut in as many, added in double, by half; with few features in double itself.
+MEAN_ROWS = 4
+FEW = 64  # features
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
 TILE = 1024  # kTile of the CUDA kernel
 BLOCK = 2048  # features of a product on a CPU: its output stays in the cache, the product is fast
@@ -165,10 +167,10 @@ def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
     return torch.add(c * -0.5, x, alpha=0.5, out=out)
 
 
-def _spread(c: Tensor) -> Tensor:
-    """c (K) -> (CENTRE_ROWS, K), whose sum it is: a row has every CENTRE_ROWS-th element of c."""
-    rows, columns = (torch.arange(n, device=c.device) for n in (CENTRE_ROWS, c.numel()))
-    return torch.where(columns % CENTRE_ROWS == rows.unsqueeze(1), c, 0.0)
+def _spread(mean: Tensor) -> Tensor:
+    """mean (K) -> (MEAN_ROWS, K), whose sum it is: a row has every MEAN_ROWS-th element."""
+    rows, columns = (torch.arange(n, device=mean.device) for n in (MEAN_ROWS, mean.numel()))
+    return torch.where(columns % MEAN_ROWS == rows.unsqueeze(1), mean, 0.0)
 
 
 def plain_of_batch(
@@ -178,12 +180,16 @@ def plain_of_batch(
 
     Torch's own BatchNorm on the halves, with scale in its affine and a quarter of eps.
     """
-    c, kappa, N = centre(x), scale.reshape(-1), weight.size(0)
-    z = torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+    kappa, N, mean_x = scale.reshape(-1), weight.size(0), x.mean(0, dtype=torch.float64)
+    z = torch.mm(_halves(x, centre(x), torch.empty_like(x)), weight.T)
     mean, var = x.new_zeros(N), x.new_zeros(N)
     nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
     t = F.batch_norm(z, mean, var, gamma * kappa, beta * kappa + nothing, True, 1.0, eps / 4)
-    return t.softmax(1), (_spread(c) @ weight.T).sum(0) + 2 * mean + bias, 4 * var + nothing
+    if N > FEW:
+        mean = torch.mm(_spread(mean_x.to(x.dtype)), weight.T).sum(0, dtype=torch.float64)
+    else:
+        mean = torch.mv(weight.double(), mean_x)
+    return t.softmax(1), (mean + bias).to(x.dtype), 4 * var + nothing
 
 
 def _outputs(x: Tensor, weight: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,33 +206,36 @@ def train_arguments(model: nn.Module) -> tuple:
 def _run_batch_blocks(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows behind half hold the centre: the product gives what it is mapped to as well."""
+    """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
-    (B, K), N, c = x.shape, weight.size(0), centre(x)
-    half, z = x.new_empty((B + CENTRE_ROWS, K)), x.new_empty((B + CENTRE_ROWS, N))
-    _halves(x, c, half[:B])
-    half[B:] = _spread(c)
+    (B, K), N, mean_x = x.shape, weight.size(0), ops.column_sum(x) / x.size(0)
+    rows = B + MEAN_ROWS if N > FEW else B
+    half, z, map_, var = (x.new_empty(s) for s in ((rows, K), (rows, N), (3, N), (N,)))
+    _halves(x, centre(x), half[:B])
+    if rows > B:
+        half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
-    map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
     for first, last in _blocks(N):
         torch.mm(half, weight[first:last].T, out=z[:, first:last])
-        statistics(z, *vectors, map_, mean, var, first, last, *options)
+        statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
-    return z.resize_(B, N), mean, var  # its last rows are gone, the others stay where they are
+    mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
+    # its last rows are gone, the others stay where they are
+    return z.resize_(B, N), (mean + vectors[0]).float(), var
 
 
 def _run_batch_tiles(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
     weight, *vectors = parameters
-    N, c = weight.size(0), centre(x)
+    B, N = x.size(0), weight.size(0)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
-    _beside(run, "centre")(ops.adjacent(weight), vectors[0], c.double(), mean)
-    y = torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+    _beside(run, "mean")(ops.adjacent(weight), vectors[0], ops.column_sum(x), mean, B)
+    y = torch.mm(_halves(x, centre(x), torch.empty_like(x)), weight.T)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
-    _beside(run, "statistics")(y, *vectors, map_, mean, var, partial, *options)
+    _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
     run(y, *map_, _tiles_of(y))
     return y, mean, var
 
