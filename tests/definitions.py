@@ -124,15 +124,33 @@ def batchnorm_softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
     """What one training call makes of the buffers, in float64; call it before."""
-    bn, batch = model.bn, x.size(0)
+    bn, batch, share = model.bn, x.size(0), _share(model.bn)
     mean, variance = statistics(model, x)
-    steps = bn.num_batches_tracked + 1
-    share = 1.0 / steps.item() if bn.momentum is None else bn.momentum
     unbiased = variance * batch / (batch - 1)
     return {
         "bn.running_mean": (1 - share) * bn.running_mean.double() + share * mean,
         "bn.running_var": (1 - share) * bn.running_var.double() + share * unbiased,
-        "bn.num_batches_tracked": steps,
+        "bn.num_batches_tracked": bn.num_batches_tracked + 1,
+    }
+
+
+def _share(bn: nn.BatchNorm1d) -> float:
+    """Of the batch in the running statistics; momentum None keeps the mean of all batches."""
+    return 1.0 / (bn.num_batches_tracked.item() + 1) if bn.momentum is None else bn.momentum
+
+
+def sensitivity_of_buffers(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
+    """How far the statistics (N) move if each term of z = x W^T + b moves by its own size."""
+    share, layer, z = _share(model.bn), model.gemm, _rows(model.gemm, x)
+    weight = layer.weight.double().abs().T
+    size = x.double().abs() @ weight + layer.bias.double().abs()
+    if x.dtype != torch.float64:  # where the truth is better than the type: centred first
+        spread = (x.double() - x.double().mean(0)).abs() @ weight
+    else:
+        spread = size
+    return {
+        "bn.running_mean": share * size.mean(0),
+        "bn.running_var": share * 4 * ((z - z.mean(0)).abs() * spread).mean(0),
     }
 
 

@@ -217,11 +217,11 @@ def slack_of(model: nn.Module, x: Tensor) -> Tensor:
     Four roundings of the type that is computed in, of each term; sixteen of float64, in which the
     truth is rounded too. None for the sum chain, which is computed in float64.
     """
-    u, count = (2.0**-53, 16) if x.dtype == torch.float64 else (2.0**-24, 4)
     if x.dtype != torch.float64 and isinstance(model, SUM.Model):
         return torch.zeros(x.size(0), dtype=torch.float64)
     with torch.no_grad():
-        return count * u * definitions.sensitivity(model, x, subject_of(model).formula)
+        moves = definitions.sensitivity(model, x, subject_of(model).formula)
+    return _roundings(x.dtype) * moves
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
@@ -233,9 +233,9 @@ def assert_buffers(
     model: nn.Module,
     reference: nn.Module,
     before: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
-    true: Mapping[str, Tensor],
+    true: Mapping[str, tuple[Tensor, Tensor]],
 ) -> None:
-    """The buffers after a call of each; before: model's and reference's; true: in float64.
+    """The buffers after a call of each; before: model's and reference's; true: `buffers_after`.
 
     Those that the reference leaves alone keep their bits; where there is no truth (a batch that has
     no variance) they are the reference's.
@@ -249,7 +249,7 @@ def assert_buffers(
             if _same(wanted, before[1][name]):
                 assert _same(got, before[0][name]), "written where the reference writes nothing"
             elif name in true and wanted.is_floating_point():
-                _assert_statistics(got, wanted, true[name])
+                _assert_statistics(got, wanted, *true[name])
             else:
                 torch.testing.assert_close(got, wanted, equal_nan=True)
         except AssertionError as error:
@@ -260,21 +260,33 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-def _assert_statistics(got: Tensor, eager: Tensor, true: Tensor) -> None:
+def _assert_statistics(got: Tensor, eager: Tensor, true: Tensor, slack: Tensor) -> None:
     seen = eager.isfinite()
     assert got.isfinite()[seen].all(), "not finite where eager is"
     assert not got.isfinite()[~true.isfinite()].any(), "finite where it can't be"
-    assert_accurate(*(t[seen].unsqueeze(0) for t in (got, eager, true)))
+    given = (t[seen].unsqueeze(0) for t in (got, eager, true))
+    assert_accurate(*given, slack[seen].norm().unsqueeze(0))
 
 
-def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
-    """The buffers that one call leaves, in float64; {} where it leaves them alone."""
+def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """(value in float64, slack of all) of the buffers that one call leaves; {} if it writes none.
+
+    The slack is that of `slack_of`, and a step of the least number for each term.
+    """
     bn = getattr(model, "bn", None)
     writes = bn is not None and bn.training and getattr(bn, "running_mean", None) is not None
     if not writes or not isinstance(x, Tensor) or x.dim() != 2 or x.size(0) < 2:
         return {}
     with torch.no_grad():
-        return outcome(lambda: definitions.buffers_after(model, x))[0] or {}
+        true = outcome(lambda: definitions.buffers_after(model, x))[0] or {}
+        moves = outcome(lambda: definitions.sensitivity_of_buffers(model, x))[0] or {}
+    terms = x.size(1) * torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    slack = {n: _roundings(x.dtype) * m.nan_to_num() + terms for n, m in moves.items()}
+    return {name: (value, slack.get(name)) for name, value in true.items()}
+
+
+def _roundings(dtype: torch.dtype) -> float:
+    return 16 * 2.0**-53 if dtype == torch.float64 else 4 * 2.0**-24
 
 
 def assert_fresh(new: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> None:
@@ -308,6 +320,9 @@ def assert_like(
     model: the drop-in itself, where `new` is its compiled form.
     """
     model = new if model is None else model
+    with torch.no_grad():  # each call is judged by itself: both start from the same statistics
+        for theirs, ours in zip(reference.buffers(), model.buffers(), strict=True):
+            theirs.copy_(ours)
     known = isinstance(x, Tensor) and x.dim() == 2 and x.layout is torch.strided
     known = known and x.is_floating_point()
     true, slack, true_buffers = None, None, buffers_after(reference, x)

@@ -590,6 +590,16 @@ def test_a_kernel_without_the_bias_is_rejected_and_still_drawn():
 
 @needs_compiler
 @pytest.mark.usefixtures("reach")
+def test_a_kernel_that_is_wrong_elsewhere_is_marked_where_it_was_timed():
+    trial = tried(text(("total + *p.b_sum)", "total + *p.b_sum > 1e3 ? 0 : total + *p.b_sum)")))
+    assert not trial.ok and trial.bench["tried"].passed is False
+    assert trial.bench["tried"].reason.startswith(trial.check.reason)
+    assert trial.bench["tried"].rel_error <= trial.bench["tried"].limit, "its one input hid it"
+    assert trial.bench["cpu"].passed and "your kernel" in trial.picture.alt
+
+
+@needs_compiler
+@pytest.mark.usefixtures("reach")
 def test_a_kernel_that_leaves_the_last_row_unwritten_is_found_by_the_poison():
     """begin .. end are the rows of a task: the last one of all is left as it was allocated."""
     name = "void launch("

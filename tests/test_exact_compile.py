@@ -100,6 +100,7 @@ def test_compiled_forward_and_backward(subject, dynamic, device):
     call = torch.compile(new, fullgraph=True, dynamic=dynamic, backend=backend)
     for batch in (B, 3, 2, *(() if subject.has_statistics else (1,))):
         x = drawn((batch, K), batch).to(device).requires_grad_()
+        reference.load_state_dict(new.state_dict())
         true, before = buffers_after(reference, x), (buffers_of(new), buffers_of(reference))
         theirs = gradients(reference, x)
         ours = gradients(call, x, of=new)

@@ -250,7 +250,7 @@ EDITS = {
         "scale of three dimensions": _renew("scale", lambda: nn.Parameter(drawn((2, 1, 1), 3))),
         "scale of a wrong size": _renew("scale", lambda: nn.Parameter(drawn((N + 1,), 3))),
         "scale a double": _renew("scale", lambda: nn.Parameter(drawn((N,), 3).double())),
-        "gamma": lambda m: m.bn.weight.data.copy_(drawn((N,), 4)),
+        "gamma": lambda m: m.bn.weight.detach().copy_(drawn((N,), 4)),
         "no gamma, no beta": _renew("bn", lambda: nn.BatchNorm1d(N, affine=False)),
         "no statistics": _renew("bn", lambda: nn.BatchNorm1d(N, track_running_stats=False)),
         "statistics not tracked": _set("bn", track_running_stats=False),

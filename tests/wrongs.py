@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import definitions
 import torch
 from kit import AVG, BN, MAX, SUM, Subject, buffers_after, layer_of, truth
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 
 def _write_buffers(model: nn.Module, x: Tensor) -> None:
-    for name, value in buffers_after(model, x).items():
+    for name, (value, _) in buffers_after(model, x).items():
         model.get_buffer(name).copy_(value)
 
 
@@ -311,7 +312,7 @@ def _updates_anyway(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def _biased(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         y, before = truth(model, x).float(), model.bn.running_var.double()
-        after_ = buffers_after(model, x)["bn.running_var"]
+        after_ = definitions.buffers_after(model, x)["bn.running_var"]
         _write_buffers(model, x)
         share = model.bn.momentum
         batch = (after_ - (1 - share) * before) / share * (x.size(0) - 1) / x.size(0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from workbook import accuracy, compare, plot, results
+from workbook import accuracy, compare, journal, plot, results
 from workbook.spec import Problem, Size
 
 __all__ = ["Trial", "try_kernel"]
@@ -61,4 +62,13 @@ def try_kernel(
     bench = compare.bench(
         p, size=size, device=device, variants=[*against, variant], budget_s=budget_s
     )
+    if not check.ok:  # its one input may not show it
+        bench = results.BenchResult(
+            journal.Records(
+                dataclasses.replace(r, passed=False, reason=r.reason or check.reason)
+                if r.variant == variant.name
+                else r
+                for r in bench.records
+            )
+        )
     return Trial(check, bench, plot.ladder(bench.records))
