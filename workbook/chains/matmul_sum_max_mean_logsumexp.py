@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from workbook import normal, ops, paths, variants
+from workbook import controls, normal, ops, paths, variants
 from workbook.limits import Work, gemm_work
 from workbook.spec import Problem, Size, Step, Variant
 
@@ -194,11 +194,6 @@ def _literal_log_exp(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _fold_in_init(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    folded = fold(torch.float32, *_arguments(model))
-    return lambda x: plain(x, *folded)
-
-
 def _controls() -> tuple[Variant, ...]:
     folder = paths.kernels() / SLUG
     return (
@@ -209,13 +204,7 @@ def _controls() -> tuple[Variant, ...]:
             _literal_log_exp,
             wrong="exp overflows float32 above 88: a large row becomes inf",
         ),
-        Variant(
-            "wrong_fold_in_init",
-            "torch",
-            "the fold made once, in the constructor",
-            _fold_in_init,
-            wrong="stale after load_state_dict, a step, any edit of the weights",
-        ),
+        controls.fold_in_init(OP),
         variants.rung(
             OP,
             folder / "wrong_one_block.cu",
