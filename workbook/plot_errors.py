@@ -84,9 +84,14 @@ def errors(records: Any, scores: Sequence[dict[str, Any]] | None = None) -> Pict
 
 
 def _cases(ours: Records) -> list[Record]:
-    """For each state and family, in the order they come, the case that is nearest to its limit."""
+    """For each state and family, in the order they come, the case that is nearest to its limit.
+
+    A case that was refused, as by the reference, has no error to show.
+    """
     found: dict[tuple[str, str], Record] = {}
     for record in ours:
+        if record.passed and record.rel_error is None:
+            continue
         key = (record.state, record.family)
         if key not in found or _nearness(record) > _nearness(found[key]):
             found[key] = record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -12,12 +11,13 @@ from workbook.journal import Record, Records
 from workbook.prose import Text
 from workbook.protocols import NOT_RUN, PROTOCOLS, protocol
 from workbook.results import records
-from workbook.spec import Problem, Variant
+from workbook.spec import Problem, Size, Variant
 from workbook.tables import is_stale
 
 __all__ = ["protocol_table"]
 
-LIVE, LIVE_ROWS = "live", 16  # of a table that is made here because none is recorded
+# Of a table that is made here because none is recorded: a size that takes a second a version.
+LIVE, LIVE_FEATURES, LIVE_ROWS = "live", (512, 1024), 16
 NAMES = tuple(PROTOCOLS)
 
 
@@ -31,8 +31,8 @@ def protocol_table(
 
     kept: records of checks; those in data/ and .runs/ if not given. problems: all if not given. Of
     several cards and sizes the one that tells most is shown: a GPU before a CPU, paper size before
-    others, then the newest. A problem of which nothing is recorded is run here, on a few rows, and
-    says so; `device` is where.
+    others, then the newest. A problem of which nothing is recorded is run here, small, and says so;
+    `device` is where.
     """
     every = records(kind="check") if kept is None else kept.query(kind="check")
     chosen = chains.problems() if problems is None else problems
@@ -40,9 +40,9 @@ def protocol_table(
 
 
 def judged(p: Problem, device: str | None = None) -> Records:
-    """ModelNew and the controls by both protocols, here, on a few rows."""
+    """ModelNew and the controls by both protocols, here, small."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    size = dataclasses.replace(p.size("laptop"), name=LIVE, batch=LIVE_ROWS)
+    size = Size(LIVE, (*LIVE_FEATURES, *p.init_args("laptop")[2:]), LIVE_ROWS)
     chosen = [v for v in _here(p, device) if v.is_control or v.key == "fused"]
     return Records(
         protocol(p, name, variant=v, device=device, size=size, samples=1).record

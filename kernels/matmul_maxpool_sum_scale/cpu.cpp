@@ -1,19 +1,18 @@
-// Rung 3 on a CPU: what is left of half the product, a block of its columns at a time, while they
-// are in the cache. Torch multiplies by the differences of paired rows, g = x D^T.
+// Rung 3 on a CPU: half the product, by differences of paired rows, g = x D^T; what is left of it a
+// block of columns at a time, while they are in the cache.
 //   y[i] = scale / pool (sum_k x[i,k] w_sum[k] + b_sum + sum_m |g[i,m] + c[m]|)
 // Who owns what: a call owns rows [begin, end) of a block and adds to their three sums, in double
 //   and in a fixed order. What the product has rounded, sum_m |g[i,m]|, is the third: the guard's.
 // Moves: the block once, 4 bytes an element, from the cache; x once, with the first block.
-// Against rung 2: half of the operations and of the weights' bytes; no z in memory.
-// With a pool there is no half: the block is one of z, and its windows' maxima are added.
+// Against rung 2: half of the operations and of the weights' bytes. With a pool above 2 there is no
+//   half: the block is one of z, and the maxima of its windows are added.
 #include "problem.h"
 #include "simd.h"
 #include "windows.h"
 
 namespace {
 
-constexpr int kVectors = 4;  // partial sums: an addition does not wait for the one before
-constexpr int kStep = kVectors * kDoubles;
+constexpr int kVectors = 4, kStep = kVectors * kDoubles;  // an addition waits for none before
 
 double total(const doubles (&partial)[kVectors]) {
   return sum_lanes((partial[0] + partial[1]) + (partial[2] + partial[3]));
@@ -55,9 +54,7 @@ void launch(const Pooled& p, int64_t begin, int64_t end) {
     const float* z = p.z + i * p.z_stride;
     double* sums = p.sums + 3 * i;
     sums[0] += dot(p.x + i * p.x_stride, p.w_sum, p.K);
-    if (p.pool == 0)
-      magnitudes(z, p.c, p.N, sums);
-    else
-      sums[1] += sum_of_maxima(z, p.N, p.pool);
+    if (p.pool == 0) magnitudes(z, p.c, p.N, sums);
+    if (p.pool > 0) sums[1] += sum_of_maxima(z, p.N, p.pool);
   }
 }

@@ -136,7 +136,6 @@ problem = Problem(
     Model=Model,
     ModelNew=ModelNew,
     sizes={
-        "tiny": Size("tiny", (512, 1024), 64),  # to be checked in seconds
         "laptop": Size("laptop", (2048, 2048), 256),
         "small": Size("small", (8192, 8192), 16),
         "paper": Size("paper", (8192, 8192), 1024),

@@ -229,7 +229,6 @@ problem = Problem(
     Model=Model,
     ModelNew=ModelNew,
     sizes={
-        "tiny": Size("tiny", (512, 1024, 16, 2.0), 64),  # to be checked in seconds
         "laptop": Size("laptop", (2048, 2048, 16, 2.0), 256),
         "small": Size("small", (8192, 8192, 16, 2.0), 16),
         "paper": Size("paper", (8192, 8192, 16, 2.0), 1024),

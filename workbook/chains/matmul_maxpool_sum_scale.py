@@ -198,7 +198,6 @@ problem = Problem(
     Model=Model,
     ModelNew=ModelNew,
     sizes={
-        "tiny": Size("tiny", (512, 2048, 2, 0.5), 64),  # to be checked in seconds
         "laptop": Size("laptop", (2048, 2048, 2, 0.5), 128),
         "small": Size("small", (16384, 16384, 2, 0.5), 8),
         "cpu paper": Size("cpu paper", (16384, 16384, 2, 0.5), 128),
