@@ -283,7 +283,7 @@ def test_rows_that_overflow_only_on_the_way_stay_finite_where_eager_is():
 def rejected(subject, make) -> list[tuple]:
     """The cells in which the assertions of this file refuse a candidate."""
     found = []
-    for state in STATES:
+    for state in (s for s in STATES if s != "huge and opposite"):  # float64 has no exact one either
         for family in ("normal", "uniform", "large mean", "one NaN"):
             reference = subject.twins(*SMALL)[0]
             put(state, reference)

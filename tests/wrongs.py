@@ -1,7 +1,7 @@
 """Wrong candidates, made as `check` makes a variant: make(model) -> f(x). Each is wrong in one way.
 
-All else is float64, rounded once, and the buffers are written as they should be: what rejects one
-of them rejects that one thing. `right` is the control of the controls.
+All else is the model in float64, rounded once, and the buffers are written as they should be: what
+rejects one of them rejects that one thing. `right` is the control of the controls.
 """
 
 from __future__ import annotations
@@ -11,15 +11,26 @@ from collections.abc import Callable
 
 import definitions
 import torch
-from kit import AVG, BN, MAX, SUM, Subject, buffers_after, layer_of, truth
+from kit import AVG, BN, MAX, SUM, Subject, buffers_after, layer_of
 from torch import Tensor, nn
 
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 
 def _write_buffers(model: nn.Module, x: Tensor) -> None:
-    for name, (value, _) in buffers_after(model, x).items():
+    written = {name: value for name, (value, _) in buffers_after(model, x).items()}
+    if not written and any(True for _ in model.buffers()):  # in eval, or a batch without variance
+        twin = copy.deepcopy(model)
+        twin(x)
+        written = dict(twin.named_buffers())
+    for name, value in written.items():
         model.get_buffer(name).copy_(value)
+
+
+def exact(model: nn.Module, x: Tensor) -> Tensor:
+    """The model itself in float64, of which `check` takes its truth; raises what it raises."""
+    with torch.no_grad():
+        return copy.deepcopy(model).double()(x.double())
 
 
 def candidate(compute: Callable[[nn.Module, Tensor], Tensor], *, writes: bool = True) -> Make:
@@ -38,20 +49,20 @@ def candidate(compute: Callable[[nn.Module, Tensor], Tensor], *, writes: bool = 
 
 
 def edited(change: Callable[[nn.Module], object]) -> Make:
-    """The truth of a changed copy of the model."""
+    """The output of a changed copy of the model."""
 
     def compute(model: nn.Module, x: Tensor) -> Tensor:
         twin = copy.deepcopy(model)
         with torch.no_grad():
             change(twin)
-        return truth(twin, x)
+        return exact(twin, x)
 
     return candidate(compute)
 
 
 def after(change: Callable[[Tensor], Tensor]) -> Make:
-    """The truth with its output changed."""
-    return candidate(lambda model, x: change(truth(model, x)))
+    """The right output, changed."""
+    return candidate(lambda model, x: change(exact(model, x)))
 
 
 right = after(lambda y: y)
@@ -80,7 +91,7 @@ def _stale(model: nn.Module) -> Callable[[Tensor], Tensor]:
     old = copy.deepcopy(model)
 
     def run(x: Tensor) -> Tensor:
-        y = truth(old, x).float()
+        y = exact(old, x).float()
         _write_buffers(model, x)
         return y
 
@@ -91,7 +102,7 @@ def _one_update_old(model: nn.Module) -> Callable[[Tensor], Tensor]:
     held = [copy.deepcopy(model)]
 
     def run(x: Tensor) -> Tensor:
-        y = truth(held[0], x).float()
+        y = exact(held[0], x).float()
         held[0] = copy.deepcopy(model)
         _write_buffers(model, x)
         return y
@@ -103,7 +114,7 @@ def _previous_output(model: nn.Module) -> Callable[[Tensor], Tensor]:
     held: list[Tensor] = []
 
     def run(x: Tensor) -> Tensor:
-        held.append(truth(model, x).float())
+        held.append(exact(model, x).float())
         _write_buffers(model, x)
         return held[-2] if len(held) > 1 else held[-1]
 
@@ -114,7 +125,7 @@ def _cached_by_pointer(model: nn.Module) -> Callable[[Tensor], Tensor]:
     held: dict[int, Tensor] = {}
 
     def run(x: Tensor) -> Tensor:
-        y = truth(model, x).float()
+        y = exact(model, x).float()
         _write_buffers(model, x)
         return held.setdefault(layer_of(model).weight.data_ptr(), y)
 
@@ -181,7 +192,7 @@ def _ceil(name: str, fill: float) -> Callable[[nn.Module, Tensor], Tensor]:
             torch.cat([layer.weight, layer.weight.new_zeros(missing, layer.weight.size(1))])
         )
         layer.bias = nn.Parameter(torch.cat([layer.bias, layer.bias.new_full((missing,), fill)]))
-        return truth(twin, x)
+        return exact(twin, x)
 
     return compute
 
@@ -244,7 +255,7 @@ def _no_guard(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _mean_for_sum(model: nn.Module, x: Tensor) -> Tensor:
-    return truth(model, x) / (layer_of(model).weight.size(0) // _pool(model.max_pool))
+    return exact(model, x) / (layer_of(model).weight.size(0) // _pool(model.max_pool))
 
 
 def _no_batchnorm(model: nn.Module, x: Tensor) -> Tensor:
@@ -300,7 +311,7 @@ OF_BN = {
 
 def _updates_anyway(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
-        y = truth(model, x).float()
+        y = exact(model, x).float()
         model.train()
         _write_buffers(model, x)
         model.eval()
@@ -311,7 +322,7 @@ def _updates_anyway(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _biased(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
-        y, before = truth(model, x).float(), model.bn.running_var.double()
+        y, before = exact(model, x).float(), model.bn.running_var.double()
         after_ = definitions.buffers_after(model, x)["bn.running_var"]
         _write_buffers(model, x)
         share = model.bn.momentum
@@ -324,7 +335,7 @@ def _biased(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 OF_EVAL = {"statistics updated": _updates_anyway}
 OF_TRAIN = {
-    "statistics not updated": candidate(truth, writes=False),
+    "statistics not updated": candidate(exact, writes=False),
     "biased variance kept": _biased,
 }
 
@@ -344,3 +355,37 @@ def of(subject: Subject) -> dict[str, Make]:
         k: v for k, v in COMMON.items() if not (subject.has_statistics and k == "bias left out")
     }
     return {**common, **OF_BN, **(OF_TRAIN if subject.has_statistics else OF_EVAL)}
+
+
+# --- wrong beside their numbers ---------------------------------------------------------------
+
+
+def modifies_its_input(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        y = exact(model, x).float()
+        x.mul_(0.5)
+        return y
+
+    return run
+
+
+def unrounded(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: exact(model, x)
+
+
+def raises(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        raise RuntimeError("on purpose")
+
+    return run
+
+
+def jitters(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Right within the rule, with other bits at each call."""
+    calls = [0]
+
+    def run(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return (exact(model, x) * (1 + 6e-8 * (calls[0] % 2))).float()
+
+    return run
