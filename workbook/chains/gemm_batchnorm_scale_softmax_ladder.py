@@ -199,7 +199,7 @@ def controls(
          "the state_dict has fc.weight: one of the model does not load", None),
     ]  # fmt: skip
     files = (
-        ("01_exp_without_max.cu", "softmax as it is defined, without the maximum", overflow),
+        ("wrong_01_exp_without_max.cu", "softmax as it is defined, without the maximum", overflow),
         ("wrong_exp_without_max.cpp", "softmax as it is defined, without the maximum", overflow),
         ("wrong_odd_row_skipped.cpp", "rows two at a time",
          "the last row of an odd number is the bare product"),
