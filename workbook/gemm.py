@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["cut", "parts", "product"]
+__all__ = ["cut", "parts", "product", "product_into"]
 
 LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
@@ -22,18 +22,31 @@ def _onednn() -> Callable | None:
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if there else None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (B, K) -> x weight^T + bias (B, M), weight (M, K).
+def _fast(x: Tensor, weight: Tensor) -> Callable | None:
+    """oneDNN's linear, where it is the faster one.
 
-    On a CPU by oneDNN: torch.addmm goes to a BLAS, and MKL keeps to half of the vector width on
-    CPUs of other makers.
+    torch.addmm goes to a BLAS, and MKL keeps to half of the vector width on CPUs of other makers.
     """
     large = not x.is_cuda and x.size(0) * weight.numel() >= LEAST
-    if large and x.dtype is torch.float32 and torch.backends.mkldnn.enabled:
-        linear = _onednn()
-        if linear is not None:
-            return linear(x, weight, bias, "none", [], "")
+    usable = large and x.dtype is torch.float32 and torch.backends.mkldnn.enabled
+    return _onednn() if usable else None
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (B, K) -> x weight^T + bias (B, M), weight (M, K)."""
+    linear = _fast(x, weight)
+    if linear is not None:
+        return linear(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)
+
+
+def product_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """out (B, M), rows at any stride, <- x (B, K) weight^T; a block of a wider matrix."""
+    linear = _fast(x, weight)
+    if linear is not None:
+        out.copy_(linear(x, weight, None, "none", [], ""))
+    else:
+        torch.mm(x, weight.T, out=out)
 
 
 def parts(x: Tensor, weight: Tensor, count: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import ops
+from workbook import gemm, ops
 
 __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
@@ -112,7 +112,7 @@ def _run_blocks(
     y = _softmax_like(x, weight)
     partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
     for first, last in _blocks(weight.size(0)):
-        torch.mm(x, weight[first:last].T, out=y[:, first:last])
+        gemm.product_into(y[:, first:last], x, weight[first:last])
         run(y, *folded, partial, first, last)
     return y
 
@@ -217,7 +217,7 @@ def _run_batch_blocks(
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
     for first, last in _blocks(N):
-        torch.mm(half, weight[first:last].T, out=z[:, first:last])
+        gemm.product_into(z[:, first:last], half, weight[first:last])
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
