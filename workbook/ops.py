@@ -173,11 +173,10 @@ class Kernel:
 class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
-    fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is
-    derived. whole: how many of the first parameters it does not take. fold_options: how many of the
-    options it takes, all if not given; a fold is made anew where one of those changes.
-    plain(x, *whole, *folded, *options) -> y: the algebra in torch; serves dtypes and devices
-    without a kernel.
+    fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is.
+    keeps: False where torch writes a parameter without a trace: derived at each call. whole: how
+    many of the first parameters it does not take; fold_options: how many options it takes.
+    plain(x, *whole, *folded, *options) -> y: the algebra in torch, also where there is no kernel.
     reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
     forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
@@ -201,6 +200,7 @@ class FusedOp:
         kernels: Mapping[str, Kernel],
         name: str = "",
         whole: int = 0,
+        keeps: bool = True,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
@@ -209,7 +209,8 @@ class FusedOp:
         self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.whole, self.dtype, self.computes = whole, dtype, computes
+        self.whole, self.keeps = whole, keeps
+        self.dtype, self.computes = dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -266,6 +267,9 @@ class FusedOp:
             return ()
         tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
+        if not self.keeps:
+            with torch.no_grad():
+                return self.fold(dtype, *tensors, *options)
         return self.folds.get(
             (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
         )

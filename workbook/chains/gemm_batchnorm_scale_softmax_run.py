@@ -123,6 +123,7 @@ EVAL = ops.FusedOp(
     " Tensor scale, float eps) -> Tensor",
     fold=fold,
     whole=1,
+    keeps=False,  # torch's own BatchNorm moves running statistics, but not their version
     plain=plain,
     reference=reference,
     output=_softmax_like,
