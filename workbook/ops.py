@@ -268,11 +268,9 @@ class FusedOp:
         tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
         if not self.keeps:
-            with torch.no_grad():
-                return self.fold(dtype, *tensors, *options)
-        return self.folds.get(
-            (dtype, *options), tensors, lambda: self.fold(dtype, *tensors, *options)
-        )
+            return self.fold(dtype, *tensors, *options)
+        made = functools.partial(self.fold, dtype, *tensors, *options)
+        return self.folds.get((dtype, *options), tensors, made)
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
