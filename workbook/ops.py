@@ -32,8 +32,7 @@ __all__ = [
 ]
 
 NAMESPACE = "workbook"
-# What a type is computed in where it has no kernel.
-COMPUTES = {
+COMPUTES = {  # a type -> what it is computed in where it has no kernel
     torch.float64: torch.float64,
     torch.float32: torch.float32,
     torch.float16: torch.float32,
