@@ -277,12 +277,14 @@ def buffers_after(model: nn.Module, x: Tensor) -> Mapping[str, tuple[Tensor, Ten
     writes = bn is not None and bn.training and getattr(bn, "running_mean", None) is not None
     if not writes or not isinstance(x, Tensor) or x.dim() != 2 or x.size(0) < 2:
         return {}
+    if not x.is_floating_point():
+        return {}
     with torch.no_grad():
         true = outcome(lambda: definitions.buffers_after(model, x))[0] or {}
         moves = outcome(lambda: definitions.sensitivity_of_buffers(model, x))[0] or {}
     terms = x.size(1) * torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     slack = {n: _roundings(x.dtype) * m.nan_to_num() + terms for n, m in moves.items()}
-    return {name: (value, slack.get(name)) for name, value in true.items()}
+    return {n: (v, slack.get(n, torch.zeros_like(v))) for n, v in true.items()}
 
 
 def _roundings(dtype: torch.dtype) -> float:

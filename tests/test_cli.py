@@ -298,7 +298,11 @@ def test_bench_without_a_compiler_keeps_what_failed(checkout):
 )
 def test_wrong_options_are_named(options, checkout):
     done = workbook(checkout, "bench", SLUG, *options)
-    assert done.returncode == 2 and options[0].strip("-") in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and options[0].strip("-") in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for a child there")
