@@ -173,8 +173,8 @@ class FusedOp:
     """torch.ops.workbook.<name>(x, *parameters, *options) -> y: tensors first, then plain numbers.
 
     fold(dtype, *parameters, *options) -> derived weights, the work of once; None: nothing is.
-    keeps: False where torch writes a parameter without a trace: derived at each call. whole: how
-    many of the first parameters it does not take; fold_options: how many options it takes.
+    whole: how many of the first parameters it does not take; fold_options: how many of the options
+    it takes, all if not given.
     plain(x, *whole, *folded, *options) -> y: the algebra in torch, also where there is no kernel.
     reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
@@ -199,7 +199,6 @@ class FusedOp:
         kernels: Mapping[str, Kernel],
         name: str = "",
         whole: int = 0,
-        keeps: bool = True,
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
@@ -208,8 +207,7 @@ class FusedOp:
         self.fold_options = fold_options
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
-        self.whole, self.keeps = whole, keeps
-        self.dtype, self.computes = dtype, computes
+        self.whole, self.dtype, self.computes = whole, dtype, computes
         self.parameters = schema.partition("->")[0].count("Tensor ") - 1
         self.folds = FoldCache()
         self._runs: dict[str, Callable | None] = {}
@@ -266,8 +264,6 @@ class FusedOp:
             return ()
         tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
-        if not self.keeps:
-            return self.fold(dtype, *tensors, *options)
         made = functools.partial(self.fold, dtype, *tensors, *options)
         return self.folds.get((dtype, *options), tensors, made)
 

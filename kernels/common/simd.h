@@ -17,9 +17,11 @@ constexpr int kVectorBytes = 16, kVectorRegisters = 32;
 constexpr int kVectorBytes = 16, kVectorRegisters = 16;
 #endif
 constexpr int kDoubles = kVectorBytes / sizeof(double);
+constexpr int kFloats = kVectorBytes / sizeof(float);
 constexpr int kLineFloats = 64 / sizeof(float);  // a cache line
 
 typedef double doubles __attribute__((vector_size(kVectorBytes)));
+typedef float floats __attribute__((vector_size(kVectorBytes)));
 
 // The next kDoubles floats, as doubles. One instruction on x86, but GCC splits the portable notation
 // into five (two halves, converted and joined): the one place where it is named.
@@ -38,6 +40,13 @@ inline doubles load(const double* address) {
   typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8)));
   return *reinterpret_cast<const unaligned*>(address);
 }
+
+inline floats load(const float* address) {
+  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
+  return *reinterpret_cast<const unaligned*>(address);
+}
+
+inline void store(float* address, floats v) { *reinterpret_cast<floats*>(address) = v; }
 
 // Neighbours first, then pairs of them: a fixed order, and a short chain of additions.
 inline double sum_lanes(doubles v) {

@@ -53,8 +53,8 @@ class ModelNew(Model):
     """The drop-in: constructor, submodules, state_dict and random draws of Model, in both modes.
 
     In eval mode the map is derived when first used and again after a parameter or a running
-    statistic changes. After an edit in place through `.data`, which torch hides, call
-    `workbook.refresh(model)`. In train mode nothing is kept.
+    statistic changes. After an edit that torch hides, in place through `.data` or of the running
+    statistics by F.batch_norm itself, call `workbook.refresh(model)`. In train mode nothing is kept.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,14 +89,14 @@ def _is_normal(model: nn.Module, x: Tensor) -> bool:
         and scale.numel() in (1, N)
         and (scale.dim() < 2 or scale.size(0) == 1)
         and not (vectors[2].requires_grad or vectors[3].requires_grad)
+        and isinstance(kept["num_batches_tracked"], Tensor)
         and (not bn.training or (_tracks(bn) and eps > 0 and x.size(0) > 1))
     )
 
 
 def _tracks(bn: nn.BatchNorm1d) -> bool:
     """By a factor of its own, not cumulatively."""
-    counted = bn.track_running_stats and bn.num_batches_tracked is not None
-    return counted and type(bn.momentum) in (float, int)
+    return bn.track_running_stats and type(bn.momentum) in (float, int)
 
 
 def _tracked(model: nn.Module, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:

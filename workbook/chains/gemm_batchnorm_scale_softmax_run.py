@@ -31,6 +31,8 @@ TILE = 1024  # kTile of the CUDA kernel
 BLOCK = 2048  # features of a product on a CPU: its output stays in the cache, the product is fast
 
 
+import os
+TL = lambda K: max(128, min(512, K // int(os.environ.get('C','8'))))
 def _beside(run: Callable, name: str) -> Callable:
     """Another op of the library that `run` is of."""
     return getattr(getattr(torch.ops, run.namespace), name).default
@@ -55,11 +57,14 @@ def fold(
     mean: Tensor,
     var: Tensor,
     scale: Tensor,
+    batches: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(shift, a, d), (N,) each, of a (z + shift) + d, derived in float64.
 
     The shift stays beside a: a z and a shift can be large and cancel, z + shift is rounded once.
+    batches is not read. It is there for the fold's stamp: torch's own BatchNorm moves running
+    statistics without moving their version counters, but not without counting the batch.
     """
     kappa = scale.reshape(-1).double()
     a = gamma * kappa / (var.double() + eps).sqrt()
@@ -73,7 +78,7 @@ def plain(x: Tensor, weight: Tensor, shift: Tensor, a: Tensor, d: Tensor, eps: f
 
 def reference(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor,
-    var: Tensor, scale: Tensor, eps: float,
+    var: Tensor, scale: Tensor, batches: Tensor, eps: float,
 ) -> Tensor:  # fmt: skip
     """The original chain in eval mode as a function of its parameters, differentiable."""
     z = F.linear(x, weight, bias)
@@ -85,10 +90,10 @@ def _softmax_like(x: Tensor, weight: Tensor, *others: object) -> Tensor:
 
 
 def eval_arguments(model: nn.Module) -> tuple:
-    """(weight, bias, gamma, beta, mean, var, scale, eps), as they are now."""
+    """(weight, bias, gamma, beta, mean, var, scale, batches, eps), as they are now."""
     gemm, bn = model.gemm, model.bn
-    statistics = bn.running_mean, bn.running_var
-    return gemm.weight, gemm.bias, bn.weight, bn.bias, *statistics, model.scale, bn.eps
+    return (gemm.weight, gemm.bias, bn.weight, bn.bias, bn.running_mean, bn.running_var,
+            model.scale, bn.num_batches_tracked, bn.eps)  # fmt: skip
 
 
 def _run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
@@ -111,8 +116,9 @@ def _run_blocks(
     weight, x = parameters[0], ops.adjacent(x)
     y = _softmax_like(x, weight)
     partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
+    product = gemm.product_in_parts(x, max(128, min(256, x.size(1) // 16)))
     for first, last in _blocks(weight.size(0)):
-        gemm.product_into(y[:, first:last], x, weight[first:last])
+        product(y[:, first:last], weight[first:last])
         run(y, *folded, partial, first, last)
     return y
 
@@ -120,10 +126,9 @@ def _run_blocks(
 EVAL = ops.FusedOp(
     SLUG,
     "(Tensor x, Tensor weight, Tensor bias, Tensor gamma, Tensor beta, Tensor mean, Tensor var,"
-    " Tensor scale, float eps) -> Tensor",
+    " Tensor scale, Tensor batches, float eps) -> Tensor",
     fold=fold,
     whole=1,
-    keeps=False,  # torch's own BatchNorm moves running statistics, but not their version
     plain=plain,
     reference=reference,
     output=_softmax_like,
@@ -160,7 +165,19 @@ def centre(x: Tensor) -> Tensor:
     groups = min(GROUPS, x.size(0))
     rows = x.size(0) // groups
     parts = x[: groups * rows].unflatten(0, (groups, rows))
-    return torch.matmul(x.new_full((1, rows), 1 / rows), parts).squeeze(1).median(0).values
+    return _median(torch.matmul(x.new_full((1, rows), 1 / rows), parts).squeeze(1))
+
+
+def _median(means: Tensor) -> Tensor:
+    """Of each column of means (groups, K), the lower one of two; torch's own sorts one by one."""
+    if means.is_cuda:
+        return means.median(0).values
+    lines = list(means)
+    for last in range(len(lines) - 1, 0, -1):
+        for i in range(last):
+            low, high = torch.minimum(lines[i], lines[i + 1]), torch.maximum(lines[i], lines[i + 1])
+            lines[i], lines[i + 1] = low, high
+    return lines[(len(lines) - 1) // 2]
 
 
 def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
@@ -217,8 +234,9 @@ def _run_batch_blocks(
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
+    product = gemm.product_in_parts(half, TL(x.size(1)))
     for first, last in _blocks(N):
-        gemm.product_into(z[:, first:last], half, weight[first:last])
+        product(z[:, first:last], weight[first:last])
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
