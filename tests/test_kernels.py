@@ -23,8 +23,8 @@ FOLDER = paths.kernels() / PROBLEM.slug
 INCLUDE = [FOLDER, paths.kernels() / "common"]
 U32, U64 = 2.0**-24, 2.0**-53  # unit roundoffs
 TINY = 2.0**-149  # the least float32: an underflow loses no more
-# Of the CPU's best kernel, from a whole block on (the least is that of 16 registers of 16 bytes): of
-# w_sum, of a product with its addition eight times, of a chain added to three others.
+# Of the CPU's best kernel, from a whole block on (the least is of 16 registers of 16 bytes):
+# w_sum, a product with its addition eight times, a chain added to three others.
 ROUNDINGS, BLOCK = 1 + 8 + 2, 64
 ARCHITECTURES = ["80", "90", "100"]
 FILES = sorted(p for p in FOLDER.iterdir() if p.suffix in (".cpp", ".cu") and p.stem != "binding")

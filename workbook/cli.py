@@ -190,8 +190,10 @@ def _build(arguments: Arguments) -> int:
                 made = library_of(slug, v, verbose=arguments.verbose)
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
-    for name in ("column_sum", "group_mean"):
-        ops.built(name, device, [f"{name}.{'cu' if device == 'cuda' else 'cpp'}"])
+    file = "{}.cu" if device == "cuda" else "{}.cpp"
+    for name in ("column_sum", "group_mean", "narrow_product"):
+        if (paths.kernels() / name / file.format(name)).exists():
+            ops.built(name, device, [file.format(name)])
     return 0
 
 

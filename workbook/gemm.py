@@ -9,9 +9,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["cut", "parts", "product", "product_in_parts"]
+from workbook import ops
+
+__all__ = ["cut", "parts", "product", "short_chains"]
 
 LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
+# A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
+NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
+CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
 
 
@@ -41,31 +46,53 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def product_in_parts(x: Tensor, length: int) -> Callable[[Tensor, Tensor], None]:
-    """f(out, weight): out (B, M) <- x (B, K) weight^T, rounded no more than a BLAS does it.
+@functools.cache
+def _narrow() -> Callable | None:
+    return ops.built("narrow_product", "cpu", ["narrow_product.cpp"])
 
-    oneDNN adds up to 1024 and more products in one chain, and where all have one sign, errs by four
-    times as much as MKL with its shorter chains. Here k is cut. The weight stands on the left, so
-    that a part of its columns is read where it is: what oneDNN rearranges are parts of x.
+
+def _narrow_for(x: Tensor) -> Callable | None:
+    rows, columns = x.shape
+    few = rows <= NARROW or (columns >= IS_LONG and x.numel() <= NEAR)
+    usable = columns >= NOT_SHORT and not x.is_cuda and x.dtype is torch.float32
+    return _narrow() if few and usable else None
+
+
+def short_chains(x: Tensor) -> Callable[..., Tensor]:
+    """f(weight, out) -> x (B, K) weight^T (B, M) on a CPU, rounded as little as by a BLAS.
+
+    out: where to, a new matrix if None.
+
+    oneDNN adds a thousand products and more in one chain; where all have one sign it errs by four
+    times as much as MKL with its shorter ones. A few rows of x go to a kernel of ours, with a chain
+    a lane. For more, k is cut. The weight then stands on the left, so that a part of its columns
+    is read where it is, and what oneDNN rearranges are parts of x.
     """
-    import os
-    if os.environ.get('ONE') and x.size(0)<48: length=x.size(1)
-    cuts = range(0, x.size(1), length)
-    pieces = [x[:, k : k + length].contiguous() for k in cuts]
+    narrow = _narrow_for(x)
+    columns = x.size(1)
+    count = max(1, round(columns / max(SHORT, min(LONG, columns // CHAINS))))
+    length = -(-columns // count // 16) * 16  # whole cache lines
+    cuts = [slice(k, k + length) for k in range(0, columns, max(length, 1))]
+    pieces = () if narrow or len(cuts) < 2 else [x[:, cut].contiguous() for cut in cuts]
 
-    def into(out: Tensor, weight: Tensor) -> None:
-        import os
-        linear = _fast(x, weight)
-        if linear is None or (os.environ.get('MKL') and x.size(0)<48):
-            torch.mm(x, weight.T, out=out)
-            return
-        left = [weight[:, k : k + length] for k in cuts]
-        z = linear(left[0], pieces[0], None, "none", [], "")
-        for w, piece in zip(left[1:], pieces[1:], strict=True):
-            z = linear.binary(w, z, piece, None, "add")
-        out.copy_(z.T.contiguous())  # at once it is five times slower
+    def product_of(weight: Tensor, out: Tensor | None = None) -> Tensor:
+        if narrow and ops.adjacent(weight) is weight:
+            z = x.new_empty(x.size(0), weight.size(0)) if out is None else out
+            narrow(x, weight, z)
+            return z
+        linear = None if narrow else _fast(x, weight)
+        if linear is None:
+            return torch.mm(x, weight.T, out=out)
+        if not pieces:
+            z = linear(x, weight, None, "none", [], "")
+        else:
+            z = linear(weight[:, cuts[0]], pieces[0], None, "none", [], "")
+            for cut, piece in zip(cuts[1:], pieces[1:], strict=True):
+                z = linear.binary(weight[:, cut], z, piece, None, "add")
+            z = z.T.contiguous()  # copied at once it takes five times as long
+        return z if out is None else out.copy_(z)
 
-    return into
+    return product_of
 
 
 def parts(x: Tensor, weight: Tensor, count: int) -> Tensor:

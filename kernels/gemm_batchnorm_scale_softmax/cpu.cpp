@@ -1,6 +1,7 @@
 // Rung 3 on a CPU: the product comes by blocks of features, and each is reduced while in the cache.
 //   a block's (m', s') is merged into its row's (m, s); after the last one, over z in place,
 //   y = e^(t-m) / s
+// A row that comes as one block is done in place at once, with one exp an element.
 // Who owns what: a call owns rows [begin, end); a row goes by pieces that stay in L1.
 // Moves: z from the cache, then once more from memory, and y to it: 8 B N bytes, no other matrix.
 // Against rung 2: the maximum of a piece before its sum, so that neither waits for an element; exp
@@ -44,6 +45,10 @@ void finish(const Tail& p, float* y, RowSum row) {
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     float* y = p.y + i * p.N;
+    if (p.first == 0 && p.last == p.N) {
+      softmax_of_row(p, y);
+      continue;
+    }
     double* kept = p.partial + 2 * i;
     const RowSum row = with_block(p, y, p.first ? RowSum{kept[0], kept[1]} : RowSum{});
     kept[0] = row.m, kept[1] = row.s;

@@ -1,5 +1,6 @@
 // A piece of a row on a CPU: its map, its maximum, its sum of exp. Loops that compilers vectorise.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -22,19 +23,49 @@ inline int map_piece(const Tail& p, const float* z, int64_t n, int count, float*
   return padded;
 }
 
-inline float max_of(const float* t, int padded) {
+inline float max_of(const float* t, int count) {
   float most = kNothing;  // a NaN compares false: the sum will have it
 #pragma omp simd reduction(max : most)
-  for (int k = 0; k < padded; ++k) most = most < t[k] ? t[k] : most;
+  for (int k = 0; k < count; ++k) most = most < t[k] ? t[k] : most;
   return most;
 }
 
-// In a fixed order: lanes, then the lanes' sums in double.
+// Neighbours first, in double: a fixed order.
+inline double sum_of_lanes(const float* sum) {
+  double pair[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) pair[lane] = sum[lane];
+  for (int count = kLanes / 2; count > 0; count /= 2)
+    for (int lane = 0; lane < count; ++lane) pair[lane] = pair[2 * lane] + pair[2 * lane + 1];
+  return pair[0];
+}
+
 inline double sum_of_exp(const float* t, int padded, float m) {
   float sum[kLanes] = {};
   for (int k = 0; k < padded; k += kLanes)
     for (int lane = 0; lane < kLanes; ++lane) sum[lane] += exp_of(t[k + lane] - m);
-  double total = 0;
-  for (const float lane : sum) total += lane;
-  return total;
+  return sum_of_lanes(sum);
+}
+
+// t <- e^(t-m), at any count; their sum.
+inline double replace_by_exp(float* t, int count, float m) {
+  float sum[kLanes] = {};
+  const int whole = count - count % kLanes;
+  for (int k = 0; k < whole; k += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += t[k + lane] = exp_of(t[k + lane] - m);
+  for (int k = whole; k < count; ++k) sum[k - whole] += t[k] = exp_of(t[k] - m);
+  return sum_of_lanes(sum);
+}
+
+// y <- e^(t-m) / s of a row that is there as a whole, over z in place: one exp an element.
+inline void softmax_of_row(const Tail& p, float* y) {
+  for (int64_t n = 0; n < p.N; ++n) y[n] = mapped(p, n, y[n]);
+  float m = kNothing;
+  double s = 0;
+  for (int64_t n = 0; n < p.N; n += kPiece)
+    m = std::max(m, max_of(y + n, static_cast<int>(std::min<int64_t>(kPiece, p.N - n))));
+  const float from = m == kNothing ? 0 : m;  // -inf - -inf would be NaN
+  for (int64_t n = 0; n < p.N; n += kPiece)
+    s += replace_by_exp(y + n, static_cast<int>(std::min<int64_t>(kPiece, p.N - n)), from);
+  const float each = static_cast<float>(1 / s);
+  for (int64_t n = 0; n < p.N; ++n) y[n] *= each;
 }

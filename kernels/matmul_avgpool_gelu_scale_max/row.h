@@ -3,16 +3,13 @@
 #include "gelu.h"
 #include "simd.h"
 
-typedef float floats __attribute__((vector_size(kVectorBytes)));
-typedef float unaligned_floats __attribute__((vector_size(kVectorBytes), aligned(4)));
-constexpr int kFloats = kVectorBytes / sizeof(float), kSums = 4;
+constexpr int kSums = 4;
 
 inline Ends<float> ends_of_row(const float* u, int64_t count, bool dips) {
   Ends<floats> lanes = no_ends<floats>(dips);
   const int64_t whole = count - count % kFloats;
   for (int64_t m = 0; m < whole; m += kFloats) {
-    const floats v = *reinterpret_cast<const unaligned_floats*>(u + m);
-    lanes = joined(lanes, ends_of(v, dips), dips);
+    lanes = joined(lanes, ends_of(load(u + m), dips), dips);
   }
   Ends<float> ends = no_ends<float>(dips);
   for (int l = 0; l < kFloats; ++l) ends = joined(ends, {lanes.left[l], lanes.right[l]}, dips);

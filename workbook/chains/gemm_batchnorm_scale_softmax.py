@@ -54,7 +54,8 @@ class ModelNew(Model):
 
     In eval mode the map is derived when first used and again after a parameter or a running
     statistic changes. After an edit that torch hides, in place through `.data` or of the running
-    statistics by F.batch_norm itself, call `workbook.refresh(model)`. In train mode nothing is kept.
+    statistics by F.batch_norm itself, call `workbook.refresh(model)`. In train mode nothing is
+    kept.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ what is left, and large numbers that would cancel behind the product are gone. N
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,26 +22,26 @@ from workbook import gemm, ops
 __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
 SLUG = "gemm_batchnorm_scale_softmax"
-GROUPS = 7  # parts of a batch, of whose means the median is taken: one far row moves no median
+GROUPS = 5  # parts of a batch, of whose means the median is taken: one far row moves no median
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
-MEAN_ROWS = 4
+MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
 TILE = 1024  # kTile of the CUDA kernel
-BLOCK = 2048  # features of a product on a CPU: its output stays in the cache, the product is fast
+# Features of a product on a CPU, at least, and elements: its output stays in the cache.
+BLOCK, ELEMENTS = 2048, 1 << 21
 
 
-import os
-TL = lambda K: max(128, min(512, K // int(os.environ.get('C','8'))))
 def _beside(run: Callable, name: str) -> Callable:
     """Another op of the library that `run` is of."""
     return getattr(getattr(torch.ops, run.namespace), name).default
 
 
-def _blocks(N: int) -> list[tuple[int, int]]:
+def _blocks(B: int, N: int) -> list[tuple[int, int]]:
     """First and last of each block of features."""
-    return [(first, min(first + BLOCK, N)) for first in range(0, N, BLOCK)]
+    step = max(BLOCK, ELEMENTS // max(B, 1))
+    return [(first, min(first + step, N)) for first in range(0, N, step)]
 
 
 def _tiles_of(y: Tensor) -> Tensor:
@@ -114,11 +115,12 @@ def _run_blocks(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> Tensor:
     weight, x = parameters[0], ops.adjacent(x)
-    y = _softmax_like(x, weight)
     partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
-    product = gemm.product_in_parts(x, max(128, min(256, x.size(1) // 16)))
-    for first, last in _blocks(weight.size(0)):
-        product(y[:, first:last], weight[first:last])
+    product, blocks = gemm.short_chains(x), _blocks(x.size(0), weight.size(0))
+    y = product(weight) if len(blocks) == 1 else _softmax_like(x, weight)
+    for first, last in blocks:
+        if len(blocks) > 1:
+            product(weight[first:last], y[:, first:last])
         run(y, *folded, partial, first, last)
     return y
 
@@ -157,7 +159,7 @@ def reference_of_batch(
 
 
 def centre(x: Tensor) -> Tensor:
-    """c (K) of x (B, K): for each feature the median of the means of up to seven parts of x.
+    """c (K) of x (B, K): for each feature the median of the means of up to GROUPS parts of x.
 
     Any c would do for the algebra. The mean is what makes x - c small, but one far row pulls it
     away from all the others, whose differences then lose the digits of what they have in common.
@@ -173,11 +175,13 @@ def _median(means: Tensor) -> Tensor:
     if means.is_cuda:
         return means.median(0).values
     lines = list(means)
-    for last in range(len(lines) - 1, 0, -1):
+    for last in range(len(lines) - 1, (len(lines) - 1) // 2, -1):  # the larger half goes
         for i in range(last):
-            low, high = torch.minimum(lines[i], lines[i + 1]), torch.maximum(lines[i], lines[i + 1])
-            lines[i], lines[i + 1] = low, high
-    return lines[(len(lines) - 1) // 2]
+            low = torch.minimum(lines[i], lines[i + 1])
+            lines[i + 1] = torch.maximum(lines[i], lines[i + 1])
+            lines[i] = low
+        lines.pop()
+    return functools.reduce(torch.maximum, lines)
 
 
 def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
@@ -186,9 +190,10 @@ def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
 
 
 def _spread(mean: Tensor) -> Tensor:
-    """mean (K) -> (MEAN_ROWS, K), whose sum it is: a row has every MEAN_ROWS-th element."""
+    """mean (K) -> (MEAN_ROWS, K), whose sum it is: a row has RUN elements of every MEAN_ROWS RUN,
+    so that chains of neighbours and of every 16th element are shorter."""
     rows, columns = (torch.arange(n, device=mean.device) for n in (MEAN_ROWS, mean.numel()))
-    return torch.where(columns % MEAN_ROWS == rows.unsqueeze(1), mean, 0.0)
+    return torch.where(columns // RUN % MEAN_ROWS == rows.unsqueeze(1), mean, 0.0)
 
 
 def plain_of_batch(
@@ -228,15 +233,17 @@ def _run_batch_blocks(
     weight, *vectors = parameters
     (B, K), N, mean_x = x.shape, weight.size(0), ops.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
-    half, z, map_, var = (x.new_empty(s) for s in ((rows, K), (rows, N), (3, N), (N,)))
+    half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
     _halves(x, centre(x), half[:B])
     if rows > B:
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
-    product = gemm.product_in_parts(half, TL(x.size(1)))
-    for first, last in _blocks(N):
-        product(z[:, first:last], weight[first:last])
+    product, blocks = gemm.short_chains(half), _blocks(rows, N)
+    z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
+    for first, last in blocks:
+        if len(blocks) > 1:
+            product(weight[first:last], z[:, first:last])
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
