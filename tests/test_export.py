@@ -22,6 +22,7 @@ NEEDED = ("PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_HOME", "CXX", "TMPDIR", "LANG
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU"))]  # fmt: skip
 K, N, B = 67, 96, 7
+LARGER = {"matmul_maxpool_sum_scale": (1030, 1031)}  # below, it is float64 in torch, no kernel
 SECONDS = 200  # who waits for somebody else's build for ever is stopped
 
 
@@ -62,7 +63,7 @@ def alone(code: list[str], folder: Path, env: dict[str, str]) -> str:
 
 
 def init_of(slug: str) -> list:
-    return [K, N, *problem(slug).init_args("laptop")[2:]]
+    return [*LARGER.get(slug, (K, N)), *problem(slug).init_args("laptop")[2:]]
 
 
 def judged(slug: str, files: list[Path], reference: Path, folder: Path, env: dict,

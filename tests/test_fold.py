@@ -188,11 +188,13 @@ def resets(model):
 def resizes_storage(model):
     """As sharded training does: the memory is given back, taken again and filled."""
     storage = layer_of(model).weight.untyped_storage()
-    size = storage.size()
+    size, memory = storage.size(), storage._cdata
     storage.resize_(0)
     storage.resize_(size)
     with torch.no_grad():
-        layer_of(model).weight.copy_(torch.randn(N, K))
+        for p in model.parameters():  # others may lie in it too
+            if p.untyped_storage()._cdata == memory:
+                p.copy_(torch.randn(p.shape))
 
 
 def new_linear(model):

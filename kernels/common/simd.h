@@ -24,29 +24,44 @@ typedef double doubles __attribute__((vector_size(kVectorBytes)));
 typedef float floats __attribute__((vector_size(kVectorBytes)));
 
 // The next kDoubles floats, as doubles. One instruction on x86, but GCC splits the portable notation
-// into five (two halves, converted and joined): the one place where it is named.
+// into five (two halves, converted and joined).
 inline doubles widen(const float* address) {
 #if defined(__AVX512F__)
   return _mm512_cvtps_pd(_mm256_loadu_ps(address));
 #elif defined(__AVX__)
   return _mm256_cvtps_pd(_mm_loadu_ps(address));
 #else
-  typedef float unaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4)));
+  typedef float unaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
   return __builtin_convertvector(*reinterpret_cast<const unaligned*>(address), doubles);
 #endif
 }
 
 inline doubles load(const double* address) {
-  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8)));
+  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
   return *reinterpret_cast<const unaligned*>(address);
 }
 
 inline floats load(const float* address) {
-  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
+  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
   return *reinterpret_cast<const unaligned*>(address);
 }
 
-inline void store(float* address, floats v) { *reinterpret_cast<floats*>(address) = v; }
+inline void store(float* address, floats v) {
+  typedef float aliased __attribute__((vector_size(kVectorBytes), may_alias));
+  *reinterpret_cast<aliased*>(address) = v;
+}
+
+// a b + c with one rounding where the target has it. In a * b + c the compiler may choose, and may
+// choose otherwise in a tile of another shape.
+inline floats fused(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 // Neighbours first, then pairs of them: a fixed order, and a short chain of additions.
 inline double sum_lanes(doubles v) {

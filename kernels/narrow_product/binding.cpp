@@ -9,9 +9,15 @@ void run(const wb::Tensor& x, const wb::Tensor& W, wb::Tensor& z) {
   wb::expect_rows(x, "x");
   wb::expect_rows(W, "W");
   wb::expect_rows(z, "z");
-  const NarrowProduct p{x.const_data_ptr<float>(), W.const_data_ptr<float>(),
-                        z.mutable_data_ptr<float>(), x.size(0), x.size(1), W.size(0),
-                        x.stride(0), W.stride(0), z.stride(0)};
+  const NarrowProduct p{x.const_data_ptr<float>(),
+                        W.const_data_ptr<float>(),
+                        z.mutable_data_ptr<float>(),
+                        x.size(0),
+                        x.size(1),
+                        W.size(0),
+                        x.stride(0),
+                        W.stride(0),
+                        z.stride(0)};
   WB_CHECK(W.size(1) == p.K, "W: has ", W.size(1), " features, wants ", p.K, " as x");
   WB_CHECK(z.size(0) == p.B && z.size(1) == p.N, "z: wants (", p.B, ", ", p.N, ")");
   const int64_t tasks = (p.N + kFeatures - 1) / kFeatures;

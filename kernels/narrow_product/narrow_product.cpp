@@ -35,7 +35,7 @@ void tile(const NarrowProduct& p, int64_t n, int64_t i, bool first) {
     for (int f = 0; f < Features; ++f) {
       const floats w = load_some(W + f * p.W_stride + k, count);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) sum[f][r] += w * row[r];
+      for (int r = 0; r < Rows; ++r) sum[f][r] = fused(w, row[r], sum[f][r]);
     }
   };
   const int64_t whole = p.K - p.K % kFloats;
