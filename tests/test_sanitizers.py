@@ -29,7 +29,7 @@ def kernels() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         for v in p.variants:
             if v.source is not None and v.source.suffix == ".cpp":
                 found[p.slug, v.source.name] = tuple(f.name for f in v.files), v.flags
-    for name in ("column_sum", "group_mean", "narrow_product"):
+    for name in ("column_sum", "group_mean", "narrow_product", "rounded_dot"):
         found[name, f"{name}.cpp"] = (f"{name}.cpp",), ()
     return [(slug, files, flags) for (slug, _), (files, flags) in sorted(found.items())]
 

@@ -191,7 +191,7 @@ def _build(arguments: Arguments) -> int:
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
     file = "{}.cu" if device == "cuda" else "{}.cpp"
-    for name in ("column_sum", "group_mean", "narrow_product"):
+    for name in ("column_sum", "group_mean", "narrow_product", "rounded_dot"):
         if (paths.kernels() / name / file.format(name)).exists():
             ops.built(name, device, [file.format(name)])
     return 0

@@ -125,6 +125,11 @@ def _drop_in(model: nn.Module) -> nn.Module:
     return problem.drop_in(model)
 
 
+def _of_steps(model: nn.Module) -> tuple:
+    """The op's arguments, but for the count of batches, which no formula reads."""
+    return tuple(a for a in _op_of(model).arguments(model) if a is not model.bn.num_batches_tracked)
+
+
 def _folded(model: nn.Module) -> tuple[Tensor, ...]:
     *tensors, eps = EVAL.arguments(model)
     return () if model.bn.training else fold(torch.float32, *tensors[1:], eps)
@@ -152,7 +157,7 @@ problem = Problem(
         ),
     ),
     omissions={said: partial(road.without, part) for part, said in road.PARTS.items()},
-    arguments=lambda model: _op_of(model).arguments(model),
+    arguments=_of_steps,
     fold=_folded,
     yardsticks={},
     bare=lambda model, x: variants.bare(_op_of(model), model, x),

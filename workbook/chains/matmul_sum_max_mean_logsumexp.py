@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from workbook import controls, normal, ops, paths, variants
+from workbook.chains import matmul_sum_max_mean_logsumexp_run as run
+from workbook.chains.matmul_sum_max_mean_logsumexp_run import fold
 from workbook.limits import Work, gemm_work
 from workbook.spec import Problem, Size, Step, Variant
 
@@ -55,13 +57,7 @@ class ModelNew(Model):
         return super().forward(x)
 
 
-@torch.no_grad()
-def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(w_sum (K,), b_sum ()) of weight (N, K) and bias (N,), added in float64; no gradients."""
-    return ops.column_sum(weight).to(dtype), bias.sum(dtype=torch.float64).to(dtype)
-
-
-def plain(x: Tensor, w_sum: Tensor, b_sum: Tensor) -> Tensor:
+def plain(x: Tensor, w_sum: Tensor, b_sum: Tensor, *_: Tensor) -> Tensor:
     """x (B, K) -> (B, 1), the folded chain in torch: one matrix-vector product."""
     return torch.addmv(b_sum.expand(x.size(0)), x, w_sum).unsqueeze(1)
 
@@ -78,22 +74,6 @@ def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty((x.size(0), 1))
 
 
-def _run_chain(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    y = x.new_empty(x.shape[0], 1)
-    run(ops.adjacent(x), *(p.contiguous() for p in parameters), y)
-    return y
-
-
-def _run_folded(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    y = x.new_empty(x.shape[0], 1)
-    run(ops.adjacent(x), *folded, y)
-    return y
-
-
 def _arguments(model: nn.Module) -> tuple[Tensor, Tensor]:
     return model.linear.weight, model.linear.bias
 
@@ -107,11 +87,12 @@ OP = ops.FusedOp(
     output=_output,
     arguments=_arguments,
     forms={
-        "chain": ops.Form(_run_chain, ("-DWB_CHAIN",), reads="before"),
-        "folded": ops.Form(_run_folded),
+        "chain": ops.Form(run.run_chain, ("-DWB_CHAIN",), reads="before"),
+        "folded": ops.Form(run.run_folded),
+        "short chains": ops.Form(run.run_short),
     },
     kernels={
-        "cpu": ops.Kernel("folded", ("cpu.cpp",)),
+        "cpu": ops.Kernel("short chains", ("cpu.cpp",)),
         "cuda": ops.Kernel("folded", ("05_whole_row_in_flight.cu",)),
     },
     dtype=torch.float64,  # K numbers can afford it
@@ -256,12 +237,14 @@ def _ladder() -> tuple[Variant, ...]:
             OP,
             folder / "cpu_02_folded_one_chain.cpp",
             "the row-sum folded: one dot product a row, one chain of additions",
+            form="folded",
             predict=_chain_of_adds(lambda K, N: K),
         ),
         variants.rung(
             OP,
             folder / "cpu.cpp",
             "several rows at a time, vectors of partial sums, memory asked ahead",
+            form="folded",
             predict=_times_floor(1.1),
         ),
         variants.rung(
@@ -329,11 +312,13 @@ problem = Problem(
         "last feature left out": lambda m, x: _double_rows(m, x)[:, :-1].sum(1, keepdim=True),
     },
     arguments=_arguments,
-    fold=lambda model: fold(torch.float64, *_arguments(model)),
+    fold=lambda model: fold(torch.float64, *_arguments(model))[:2],
     yardsticks={
         "torch.sum(x)": lambda x, w_sum, b_sum: x.sum(),
         "torch.mv(x, w)": lambda x, w_sum, b_sum: torch.mv(x, w_sum),
     },
     bare=lambda model, x: variants.bare(OP, model, x),
-    rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
+    rung_of_text=lambda text, device, form="": variants.rung_of_text(
+        OP, text, device, form or "folded"
+    ),
 )

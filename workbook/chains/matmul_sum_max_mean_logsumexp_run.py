@@ -1,0 +1,76 @@
+"""How the sum chain runs: the fold of its weights, its kernels, and short chains on a CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workbook import ops
+
+__all__ = ["fold", "run_chain", "run_folded", "run_short"]
+
+COHERENT = 6.0  # times the size of a random sum's elements; of 8192 normal ones the largest has 4
+ENOUGH = 1 << 22  # elements of x from which reading them counts: below, all is in double
+LARGE = 2.0**60  # beyond it, and below its inverse, products leave float's range too easily
+
+
+@torch.no_grad()
+def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """(w_sum (K,), b_sum ()) of weight (N, K) and bias (N,), added in float64; no gradients.
+
+    On a CPU a third one may follow, for its kernel: w_sum in float32, where that is good enough.
+    """
+    w_sum, b_sum = ops.column_sum(weight), bias.sum(dtype=torch.float64)
+    folded = w_sum.to(dtype), b_sum.to(dtype)
+    short = weight.dtype is torch.float32 and dtype is torch.float64 and not weight.is_cuda
+    return (*folded, w_sum.float()) if short and _may_be_short(weight, w_sum) else folded
+
+
+def _may_be_short(weight: Tensor, w_sum: Tensor) -> bool:
+    """True where float chains over w_sum err no more than the original does.
+
+    The original rounds in each of its N outputs, and their errors average: over w_sum itself one
+    errs by as much, if its elements are of the size that N random ones have, sqrt(N) times theirs.
+    Where weights have one sign they are N times as large, and there only double will do.
+    """
+    if not w_sum.numel():
+        return False
+    size, sizes = torch.linalg.vector_norm(weight) / weight.size(1) ** 0.5, w_sum.abs()
+    most, least = sizes.max(), torch.where(sizes == 0, 1.0, sizes).min()
+    return bool((most <= COHERENT * size) & (most <= LARGE) & (least >= 1 / LARGE))
+
+
+def run_chain(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    y = x.new_empty(x.shape[0], 1)
+    run(ops.adjacent(x), *(p.contiguous() for p in parameters), y)
+    return y
+
+
+def run_folded(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    y = x.new_empty(x.shape[0], 1)
+    run(ops.adjacent(x), *folded[:2], y)
+    return y
+
+
+@functools.cache
+def _rounded_dot() -> Callable | None:
+    return ops.built("rounded_dot", "cpu", ["rounded_dot.cpp"])
+
+
+def run_short(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    """Short chains in float for a large x where the fold allows them, else `run`, in double."""
+    short = _rounded_dot() if len(folded) == 3 and x.numel() >= ENOUGH else None
+    if short is None:
+        return run_folded(run, x, parameters, folded, options)
+    y, (w_sum, b_sum, rounded) = x.new_empty(x.shape[0], 1), folded
+    short(ops.adjacent(x), w_sum, rounded, b_sum, y)
+    return y
