@@ -262,10 +262,10 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
     found = list(pool.map(lambda model: model(x), models))
     more = list(pool.map(lambda library: built(*library), 3 * LIBRARIES["cpu"]))
 assert dict(os.environ) == before
-print(OP.kernel("cpu"), len(set(more)))
+print(OP.kernel("cpu"), len(set(more)) == len(LIBRARIES["cpu"]) > 1)
 """
     told = alone(["-c", code], tmp_path, environment(tmp_path / "extensions"))
-    assert re.fullmatch(r"wb_\w+\.run\.default 2\n", told)
+    assert re.fullmatch(r"wb_\w+\.run\.default True\n", told)
 
 
 @pytest.mark.skipif(tools.nvcc() is None, reason="needs nvcc")

@@ -7,6 +7,7 @@ that it would is shown by making each buffer one element short, and by kernels s
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -96,7 +97,9 @@ def test_a_kernel_stays_in_its_memory(kernel, tmp_path):
     for i in range(buffers):  # the control: to the last element of each, and seen one beyond
         seen = run(program, i)
         assert seen.returncode not in (0, 3), f"buffer {i} one element short goes unseen"
-        assert "heap-buffer-overflow" in seen.stderr, seen.stderr[:2000]
+        # a vector across the end is an unknown crash to the sanitizer
+        overflow = re.search("AddressSanitizer: (heap-buffer-overflow|unknown-crash)", seen.stderr)
+        assert overflow, seen.stderr[:2000]
 
 
 def test_every_cpu_kernel_is_run():
