@@ -357,5 +357,3 @@ def test_two_threads_build_and_call_their_first_at_once(subject):
     wanted = reference_of(new)(X)
     in_threads(*(lambda: torch.testing.assert_close(new(X), wanted) for _ in range(4)))
 
-
-pytestmark = pytest.mark.full  # minutes of work; options, drop-ins and folds run in CI

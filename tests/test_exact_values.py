@@ -341,5 +341,3 @@ def test_control_the_rule_rejects_wrong_rows():
     with pytest.raises(AssertionError, match="can't be finite"):
         assert_accurate(right, torch.full_like(right, NAN), lost)
 
-
-pytestmark = pytest.mark.full  # minutes of work; options, drop-ins and folds run in CI

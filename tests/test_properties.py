@@ -335,5 +335,3 @@ def test_control_neighbours_are_told_apart():
             assert_near(y * (1 + 1e-3), y, allowed)
         assert math.isfinite(float(allowed.max()))
 
-
-pytestmark = pytest.mark.full  # minutes of work
