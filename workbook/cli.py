@@ -190,10 +190,9 @@ def _build(arguments: Arguments) -> int:
                 made = library_of(slug, v, verbose=arguments.verbose)
                 state = "was there" if made.cached else f"built in {made.seconds:.1f} s"
                 print(f"{slug} {v.key}: {state} ({made.digest})")
-    file = "{}.cu" if device == "cuda" else "{}.cpp"
-    for name in ("column_sum", "group_mean", "narrow_product", "rounded_dot"):
-        if (paths.kernels() / name / file.format(name)).exists():
-            ops.built(name, device, [file.format(name)])
+    for file in sorted(paths.kernels().glob("*/*.cu" if device == "cuda" else "*/*.cpp")):
+        if file.stem == file.parent.name:  # what several problems share
+            ops.built(file.stem, device, [file.name])
     return 0
 
 

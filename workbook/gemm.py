@@ -1,4 +1,4 @@
-"""Products with folded weights by torch's libraries, in the form that a tail wants them."""
+"""Products with weights, by torch's libraries or a kernel of ours, as a tail wants them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ void dot_rows(const RoundedDot& p, const float* rounded, const float* const* x, 
       for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
-          chains[r][v] += load(x[r] + k + v * kFloats) * load(rounded + k + v * kFloats);
+          chains[r][v] = fused(load(x[r] + k + v * kFloats), load(rounded + k + v * kFloats),
+                               chains[r][v]);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       const doubles part = widened(chains[r]);
