@@ -1023,3 +1023,24 @@ def test_moved_to_the_gpu_and_back(subject):
         assert_fresh(new, new, X.to(device))
         copies(new)
     assert_fresh(new, new, X.cuda())
+
+
+def test_statistics_that_torch_itself_has_moved_are_seen():
+    """torch's BatchNorm writes them without moving their version: it counts the batch, though.
+
+    With a momentum of None it is the original's forward that runs in train mode.
+    """
+    (new,) = (s.new(K, N) for s in SUBJECTS if s.name == "bn")
+    new.bn.momentum = None
+    assert_fresh(new, new, X)
+    versions = new.bn.running_mean._version, new.bn.running_var._version
+    new.train()(X * 3 + 1)
+    assert (new.bn.running_mean._version, new.bn.running_var._version) == versions, "no trace"
+    assert_fresh(new.eval(), new, X)
+    torch.nn.functional.batch_norm(  # the control: a call by hand, that counts nothing
+        drawn((5, N), 3), new.bn.running_mean, new.bn.running_var, training=True
+    )
+    with pytest.raises(AssertionError):
+        assert_fresh(new, new, X)
+    wb.refresh(new)
+    assert_fresh(new, new, X)
