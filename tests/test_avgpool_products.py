@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import DEVICES, drawn, needs_compiler
 
-from workbook import gemm, ops, paths
+from workbook import gemm, ops, paths, sums
 
 U64 = 2.0**-53
 STRIP = 1024  # columns of one task on a CPU
@@ -46,7 +46,7 @@ def assert_means(got: tuple, W: torch.Tensor, pool: int) -> None:
 def test_means_of_odd_shapes(shape, device):
     N, K, pool = shape
     W = drawn((N, K), 3)
-    assert_means(ops.group_mean(W.to(device), pool, torch.float32), W, pool)
+    assert_means(sums.group_mean(W.to(device), pool, torch.float32), W, pool)
 
 
 @needs_compiler
@@ -54,7 +54,7 @@ def test_means_of_odd_shapes(shape, device):
 @given(st.integers(1, 40), st.integers(1, 2100), st.integers(1, 40), st.integers(0, 5))
 def test_means_of_any_shape(N, K, pool, seed):
     W = drawn((N, K), seed)
-    assert_means(ops.group_mean(W, pool, torch.float32), W, pool)
+    assert_means(sums.group_mean(W, pool, torch.float32), W, pool)
 
 
 @needs_compiler
@@ -89,7 +89,7 @@ def test_only_the_means_are_written_and_all_of_them(run, shape):
 @pytest.mark.parametrize("device", DEVICES)
 def test_views(view, device):
     W = view(drawn((37, 64), 5))
-    assert_means(ops.group_mean(view(drawn((37, 64), 5).to(device)), 3, torch.float32), W, 3)
+    assert_means(sums.group_mean(view(drawn((37, 64), 5).to(device)), 3, torch.float32), W, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -97,22 +97,22 @@ def test_views(view, device):
 def test_other_types_by_blocks(dtype, block, monkeypatch):
     monkeypatch.setattr(ops, "BLOCK", block)
     W = drawn((31, 40), 6).to(dtype)
-    w, exact = ops.group_mean(W, 4, torch.float64)
+    w, exact = sums.group_mean(W, 4, torch.float64)
     torch.testing.assert_close(w, averaged(W.double().T, 4).T, rtol=1e-15, atol=1e-17)
     assert exact.numel() == 0
 
 
 def test_without_a_compiler_torch_averages(monkeypatch):
-    monkeypatch.setattr(ops, "_group_mean", lambda device: None)
+    monkeypatch.setattr(sums, "_group_mean", lambda device: None)
     W = drawn((50, 70), 10)
-    assert_means(ops.group_mean(W, 7, torch.float32), W, 7)
+    assert_means(sums.group_mean(W, 7, torch.float32), W, 7)
 
 
 def test_the_kernel_is_what_group_mean_runs(monkeypatch):
-    seen, kernel = [], ops._group_mean("cpu")
+    seen, kernel = [], sums._group_mean("cpu")
     assert kernel is not None
-    monkeypatch.setattr(ops, "_group_mean", lambda device: lambda *a: (seen.append(a), kernel(*a)))
-    ops.group_mean(drawn((6, 5)), 2, torch.float32)
+    monkeypatch.setattr(sums, "_group_mean", lambda device: lambda *a: (seen.append(a), kernel(*a)))
+    sums.group_mean(drawn((6, 5)), 2, torch.float32)
     assert len(seen) == 1
 
 
@@ -120,19 +120,19 @@ def test_the_kernel_is_what_group_mean_runs(monkeypatch):
 def test_numbers_of_every_size_keep_their_digits(run):
     for size in (1e-42, 1e-30, 1e30, 3e38):
         W = (drawn((8, 300), 7).clamp(-1, 1).double() * size).float()
-        assert_means(ops.group_mean(W, 4, torch.float32), W, 4)
+        assert_means(sums.group_mean(W, 4, torch.float32), W, 4)
     huge = torch.full((4, 3), 3e38)
-    assert (ops.group_mean(huge, 4, torch.float32)[0] == huge[0]).all(), "a float32 sum overflows"
+    assert (sums.group_mean(huge, 4, torch.float32)[0] == huge[0]).all(), "a float32 sum overflows"
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_in_its_group_and_column(device, value):
     W = drawn((13, 1100), 6)
-    clean = ops.group_mean(W.to(device), 4, torch.float32)[0].cpu()
+    clean = sums.group_mean(W.to(device), 4, torch.float32)[0].cpu()
     for row, column in ((0, 0), (5, 517), (7, 1023), (11, 1099), (12, 3)):
         W[row, column] = value  # row 12 is left over
-    got = ops.group_mean(W.to(device), 4, torch.float32)[0].cpu()
+    got = sums.group_mean(W.to(device), 4, torch.float32)[0].cpu()
     hit = torch.zeros(3, 1100, dtype=torch.bool)
     hit[[0, 1, 1, 2], [0, 517, 1023, 1099]] = True
     assert torch.equal(got[~hit], clean[~hit])
@@ -145,7 +145,7 @@ def test_means_do_not_depend_on_the_number_of_threads(run):
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            found.append(ops.group_mean(W, 5, torch.float32))
+            found.append(sums.group_mean(W, 5, torch.float32))
     finally:
         torch.set_num_threads(was)
     assert all(torch.equal(a, b) for f in found for a, b in zip(f, found[0], strict=True))

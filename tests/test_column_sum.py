@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_chain import DEVICES, drawn, needs_compiler
 
-from workbook import ops, paths
+from workbook import ops, paths, sums
 
 U64 = 2.0**-53
 FOLDER = paths.kernels() / "column_sum"
@@ -45,13 +45,13 @@ def assert_sums(got: torch.Tensor, W: torch.Tensor) -> None:
 
 
 def test_the_kernel_is_what_column_sum_runs(monkeypatch):
-    """The tests below hold for ops.column_sum: it takes the kernel, not torch, where it can."""
+    """The tests below hold for sums.column_sum: it takes the kernel, not torch, where it can."""
     seen = []
-    kernel = ops._column_sum("cpu")
+    kernel = sums._column_sum("cpu")
     assert kernel is not None
-    monkeypatch.setattr(ops, "_column_sum", lambda device: lambda *a: (seen.append(a), kernel(*a)))
+    monkeypatch.setattr(sums, "_column_sum", lambda device: lambda *a: (seen.append(a), kernel(*a)))
     W = drawn((5, 7))
-    assert_sums(ops.column_sum(W), W)
+    assert_sums(sums.column_sum(W), W)
     assert len(seen) == 1
 
 
@@ -59,7 +59,7 @@ def test_the_kernel_is_what_column_sum_runs(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_of_odd_shapes(shape, device):
     W = drawn(shape, seed=3)
-    assert_sums(ops.column_sum(W.to(device)).cpu(), W)
+    assert_sums(sums.column_sum(W.to(device)).cpu(), W)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -74,13 +74,13 @@ def test_only_s_is_written_and_all_of_it(run, shape):
 @given(st.integers(1, 40), st.integers(1, 2100), st.integers(0, 5))
 def test_sums_of_any_shape(N, K, seed):
     W = drawn((N, K), seed)
-    assert_sums(ops.column_sum(W), W)
+    assert_sums(sums.column_sum(W), W)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 2000)])
 def test_no_rows_are_zero_and_no_columns_are_nothing(shape, device):
-    got = ops.column_sum(torch.empty(shape, device=device))
+    got = sums.column_sum(torch.empty(shape, device=device))
     assert got.shape == (shape[1],) and got.dtype == torch.float64 and (got == 0).all()
 
 
@@ -103,7 +103,7 @@ def test_no_rows_are_written_as_zero(run):
 )
 def test_views_and_other_types(view, device):
     W = view(drawn((37, 64), seed=5))
-    assert_sums(ops.column_sum(view(drawn((37, 64), seed=5).to(device))).cpu(), W)
+    assert_sums(sums.column_sum(view(drawn((37, 64), seed=5).to(device))).cpu(), W)
 
 
 def test_an_unaligned_contiguous_view(run):
@@ -138,10 +138,10 @@ def test_subnormal_numbers_count(run):
 @pytest.mark.parametrize("row", [0, 3, 4, 8])
 def test_what_is_not_finite_stays_in_its_column(device, value, row):
     W = drawn((9, 1100), seed=6)
-    clean = ops.column_sum(W.to(device)).cpu()
+    clean = sums.column_sum(W.to(device)).cpu()
     for column in (0, 517, 1023, 1024, 1099):
         W[row, column] = value
-    got = ops.column_sum(W.to(device)).cpu()
+    got = sums.column_sum(W.to(device)).cpu()
     hit = torch.zeros(1100, dtype=torch.bool)
     hit[[0, 517, 1023, 1024, 1099]] = True
     assert torch.equal(got[~hit], clean[~hit]), "the others keep every bit"
@@ -158,8 +158,8 @@ def test_inf_and_its_opposite_are_nan(run):
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_repeats_to_the_bit(device):
     W = drawn((403, 3000), seed=7).to(device)
-    first = ops.column_sum(W)
-    assert all(torch.equal(ops.column_sum(W), first) for _ in range(5))
+    first = sums.column_sum(W)
+    assert all(torch.equal(sums.column_sum(W), first) for _ in range(5))
 
 
 def test_it_does_not_depend_on_the_number_of_threads(run):
@@ -212,6 +212,6 @@ def test_the_binding_refuses_what_it_can_not_read(run, arguments, words):
 
 
 def test_without_a_compiler_torch_sums(monkeypatch):
-    monkeypatch.setattr(ops, "_column_sum", lambda device: None)
+    monkeypatch.setattr(sums, "_column_sum", lambda device: None)
     W = drawn((50, 70), seed=10)
-    assert_sums(ops.column_sum(W), W)
+    assert_sums(sums.column_sum(W), W)

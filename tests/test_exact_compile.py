@@ -358,4 +358,3 @@ def test_two_threads_build_and_call_their_first_at_once(subject):
     put("trained", new)
     wanted = reference_of(new)(X)
     in_threads(*(lambda: torch.testing.assert_close(new(X), wanted) for _ in range(4)))
-

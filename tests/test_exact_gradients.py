@@ -355,4 +355,3 @@ def test_the_bias_before_a_batchnorm_in_training_has_no_gradient_as_in_the_refer
     ours, theirs = (gradients(m, x)["gemm.bias"] for m in (new, reference))
     assert torch.equal(ours, theirs) and ours.abs().max() < 1e-6
     assert gradients(BN.new(K, N), x)["gemm.bias"].abs().max() > 1e-6, "the control: in eval"
-

@@ -340,4 +340,3 @@ def test_control_the_rule_rejects_wrong_rows():
     lost = torch.where(torch.arange(21).unsqueeze(1) == 20, INF, true)
     with pytest.raises(AssertionError, match="can't be finite"):
         assert_accurate(right, torch.full_like(right, NAN), lost)
-

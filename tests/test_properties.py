@@ -334,4 +334,3 @@ def test_control_neighbours_are_told_apart():
         with pytest.raises(AssertionError, match="times what may be"):
             assert_near(y * (1 + 1e-3), y, allowed)
         assert math.isfinite(float(allowed.max()))
-

@@ -20,8 +20,8 @@ PACKAGE = "workbook"
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits spec timing fold "
-    "toolchain recipe build normal ops gemm variants controls chains ceilings families errors "
-    "judge accuracy drafts pairs protocols results compare style chart legend plot_errors "
+    "toolchain recipe build normal ops sums gemm split variants controls chains ceilings families "
+    "errors judge accuracy drafts pairs protocols results compare style chart legend plot_errors "
     "plot_overview plot_curves plot_break_even plot trial prose tables verdicts standin runner "
     "tidy pages report standalone scopes modules amalgam export lines cli_check cli"
 ).split()

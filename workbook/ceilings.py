@@ -19,7 +19,8 @@ ROUNDS = {"cpu": 15, "cuda": 15}
 
 
 def measure_ceilings(device: str = "cpu") -> Ceilings:
-    """Read and copy bandwidth (GB/s), float32 and TF32 GEMM rates (TFLOP/s), an empty launch (ms).
+    """Read and copy bandwidth (GB/s), GEMM rates in float32, TF32 and half
+    (TFLOP/s), an empty launch (ms).
 
     The best of 15 samples, of a launch their median. Measured once a process; kept as records of
     kind "ceiling" in .runs/.
@@ -79,6 +80,8 @@ def _calls(where: torch.device) -> tuple[dict, dict]:
         calls["gemm_float32"] = (lambda: gemm.product(a, b), "float32")
     if where.type == "cuda":
         calls["gemm_tf32"] = (lambda: torch.mm(a, b, out=product), "tf32")
+        halves = a.half(), b.half(), product.half()
+        calls["gemm_half"] = (lambda: torch.mm(*halves[:2], out=halves[2]), "float32")
         calls["launch"] = (one.zero_, "float32")
     bytes_per_ms, flops_per_ms = 4 * count / 1e6, 2 * side**3 / 1e9
     amounts = {
@@ -86,6 +89,7 @@ def _calls(where: torch.device) -> tuple[dict, dict]:
         "copy": (2 * bytes_per_ms, "GB/s"),
         "gemm_float32": (flops_per_ms, "TFLOP/s"),
         "gemm_tf32": (flops_per_ms, "TFLOP/s"),
+        "gemm_half": (flops_per_ms, "TFLOP/s"),
         "launch": (0.0, "ms"),
     }
     for run, _ in calls.values():
@@ -101,6 +105,7 @@ def _of(records: Records) -> Ceilings:
         copy_gbs=value["copy"],
         fp32_tflops=value["gemm_float32"],
         tf32_tflops=value.get("gemm_tf32"),
+        half_tflops=value.get("gemm_half"),
         launch_ms=value.get("launch", 0.0),
         source=f"{records[0].card}, {newest}",
     )

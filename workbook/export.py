@@ -121,13 +121,13 @@ def _libraries(made: amalgam.Amalgam) -> dict[str, list[Library]]:
         module = importlib.import_module(f"workbook.chains.{chain}") if above else None
         op = getattr(module, name, None)
         for device, kernel in op.kernels.items() if isinstance(op, ops.FusedOp) else ():
-            flags = tuple(op.forms[kernel.form].flags)
-            found[device].append((op.slug, device, tuple(kernel.files), flags))
+            flags, kind = tuple(op.forms[kernel.form].flags), "cpu" if device == "cpu" else "cuda"
+            found[kind].append((op.slug, kind, tuple(kernel.files), flags))
     for node in ast.walk(ast.parse(made.text)):
         is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if is_call and node.func.id == made.called["standalone", "built"]:
             for library in _named(node):
-                found[library[1]].append(library)
+                found["cpu" if library[1] == "cpu" else "cuda"].append(library)
     return {device: list(dict.fromkeys(each)) for device, each in found.items()}
 
 
@@ -139,7 +139,8 @@ def _named(call: ast.Call) -> Iterator[Library]:
     for device, suffix in (("cpu", ".cpp"), ("cuda", ".cu")):
         files = tuple(t for t in texts if isinstance(t, str) and t.endswith(suffix))
         if files:
-            yield call.args[0].value, device, files, ()
+            kind = "hopper" if "hopper" in texts else device
+            yield call.args[0].value, kind, files, ()
 
 
 def _sources(libraries: Iterable[Library]) -> dict[str, str]:

@@ -25,8 +25,6 @@ __all__ = [
     "Kernel",
     "adjacent",
     "built",
-    "column_sum",
-    "group_mean",
     "kernel_library",
     "missing",
 ]
@@ -38,6 +36,7 @@ COMPUTES = {  # a type -> what it is computed in where it has no kernel
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
+ARCHITECTURE = {"hopper": (toolchain.gencode("90a"),)}  # flags of nvcc for a kind of device
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
 
@@ -50,7 +49,8 @@ def kernel_library(
     flags: Sequence[str] = (),
     verbose: bool = False,
 ) -> build.Library:
-    """The library of a problem's binding and one kernel: sources for `device` (cpu or cuda)."""
+    """The library of a problem's binding and one kernel, for `device`: cpu, cuda, or hopper, which
+    is cuda with the instructions of that architecture alone."""
     folder = paths.kernels() / slug
     binding = folder / "binding.cpp"
     if isinstance(sources, Mapping):
@@ -61,8 +61,9 @@ def kernel_library(
         f"{slug}_{device}",
         sources,
         include=[folder, paths.kernels() / "common"],
-        cuda=device == "cuda",
+        cuda=device != "cpu",
         flags=flags,
+        cuda_flags=ARCHITECTURE.get(device, ()),
         verbose=verbose,
     )
 
@@ -72,7 +73,7 @@ def missing(device: str) -> str:
     with _Noted(build.CompilerMissing) as noted:
         toolchain.compiler()
         toolchain.ninja_folder()
-        if device == "cuda":
+        if device != "cpu":
             toolchain.nvcc()
     return noted.text
 
@@ -88,60 +89,6 @@ def built(
     return None
 
 
-@functools.cache
-def _column_sum(device: str) -> Callable | None:
-    return built("column_sum", device, ["column_sum.cu" if device == "cuda" else "column_sum.cpp"])
-
-
-BLOCK = 1 << 22  # elements of a weight that are widened at a time
-SLICES = 16  # of the rows, on a GPU: 8192 columns alone are 64 blocks, for 132 multiprocessors
-
-
-def column_sum(weight: Tensor) -> Tensor:
-    """weight (N, K) -> (K,) in float64, its sum over rows, added in float64 in a fixed order.
-
-    A float32 running sum loses digits with each row; float64 also can't overflow.
-    """
-    usable = weight.dtype == torch.float32 and weight.is_contiguous()
-    run = _column_sum(weight.device.type) if usable else None
-    if run is None:
-        return weight.sum(0, dtype=torch.float64)
-    columns = weight.size(1)
-    total = weight.new_empty(columns, dtype=torch.float64)
-    partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
-    run(weight, partial, total)
-    return total
-
-
-@functools.cache
-def _group_mean(device: str) -> Callable | None:
-    return built("group_mean", device, ["group_mean.cu" if device == "cuda" else "group_mean.cpp"])
-
-
-def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """weight (N, K) -> w in dtype, w_exact in float64 (N // pool, K): means of `pool` rows.
-
-    Added in float64. Rows that are left over are not read. w_exact is empty unless weight and dtype
-    are float32.
-    """
-    groups, columns = weight.size(0) // pool, weight.size(1)
-    means = weight.new_empty((groups, columns), dtype=dtype)
-    both = weight.dtype == dtype == torch.float32
-    exact = weight.new_empty((groups, columns) if both else 0, dtype=torch.float64)
-    run = _group_mean(weight.device.type) if both and weight.is_contiguous() else None
-    if run is not None:
-        run(weight, pool, means, exact)
-        return means, exact
-    block = max(1, BLOCK // max(1, pool * columns))  # groups at a time: they are copied
-    for first in range(0, groups, block):
-        last = min(first + block, groups)
-        rows = weight[first * pool : last * pool].double().reshape(last - first, pool, columns)
-        means[first:last] = found = rows.mean(1)
-        if both:
-            exact[first:last] = found
-    return means, exact
-
-
 def adjacent(x: Tensor) -> Tensor:
     """x (B, K) itself where the features of a row are adjacent in memory, else a copy."""
     return x.contiguous() if x.stride()[1] != 1 and x.shape[1] > 1 else x
@@ -154,19 +101,26 @@ class Form:
     call(run, x, parameters, folded, options) -> y, on float32 x (B, K) of any stride; it allocates
     y. flags: the form's macros, for binding and kernel. reads: "before" where it takes the
     parameters as they are (folded is then empty), "after" where it takes the folded ones.
+    fold: instead of the op's. suits(x, *parameters, *options): where a form for hopper is taken.
     """
 
     call: Callable[..., object]
     flags: tuple[str, ...] = ()
     reads: str = "after"
+    fold: Callable[..., tuple[Tensor, ...]] | None = None
+    suits: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of kernels/<slug>/: its files, and the form they are called in."""
+    """A kernel of kernels/<slug>/: its files, and the form they are called in.
+
+    shared: files of other folders, "folder/file", that the form calls beside.
+    """
 
     form: str
     files: tuple[str, ...]
+    shared: tuple[str, ...] = ()
 
 
 class FusedOp:
@@ -178,7 +132,8 @@ class FusedOp:
     plain(x, *whole, *folded, *options) -> y: the algebra in torch, also where there is no kernel.
     reference(x, *parameters, *options) -> y: differentiable, the original chain.
     output(x, *parameters, *options) -> an empty y. arguments(model) -> (*parameters, *options).
-    forms: by name; kernels: the best one for cpu and cuda. dtype: what kernels want folds in.
+    forms: by name; kernels: the best one for cpu, cuda and, where its form suits, hopper.
+    dtype: what kernels want folds in.
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
@@ -258,14 +213,17 @@ class FusedOp:
 
         return Eager
 
-    def folded(self, dtype: torch.dtype, *arguments: object) -> tuple[Tensor, ...]:
-        """The derived weights, fresh."""
-        if self.fold is None:
+    def folded(
+        self, dtype: torch.dtype, *arguments: object, form: Form | None = None
+    ) -> tuple[Tensor, ...]:
+        """The derived weights, fresh; those of a form where it has its own."""
+        fold = self.fold if form is None or form.fold is None else form.fold
+        if fold is None:
             return ()
         tensors = arguments[self.whole : self.parameters]
         options = arguments[self.parameters :][: self.fold_options]
-        made = functools.partial(self.fold, dtype, *tensors, *options)
-        return self.folds.get((dtype, *options), tensors, made)
+        made = functools.partial(fold, dtype, *tensors, *options)
+        return self.folds.get((fold, dtype, *options), tensors, made)
 
     def run_plain(self, x: Tensor, *arguments: object, dtype: torch.dtype) -> object:
         """The algebra in torch, computed in `dtype`, returned in that of x."""
@@ -278,25 +236,33 @@ class FusedOp:
 
     def run_kernel(self, run: Callable, form: Form, x: Tensor, *arguments: object) -> object:
         """A kernel of the problem's binding on float32 x (B, K)."""
-        folded = () if form.reads == "before" else self.folded(self.dtype, *arguments)
+        before = form.reads == "before"
+        folded = () if before else self.folded(self.dtype, *arguments, form=form)
         split = self.parameters
         return form.call(run, x, arguments[:split], folded, arguments[split:])
 
-    def kernel(self, device: str) -> Callable | None:
-        """The best kernel for cpu or cuda, built when first asked for; None without a compiler."""
-        if device not in self._runs:
-            best = self.kernels[device]
-            flags = self.forms[best.form].flags
-            self._runs[device] = built(self.slug, device, best.files, flags)
-        return self._runs[device]
+    def place(self, x: Tensor, *arguments: object) -> str:
+        """Whose kernel x takes: cpu, cuda or hopper."""
+        if not x.is_cuda:
+            return "cpu"
+        best = self.kernels.get("hopper")
+        return "hopper" if best and self.forms[best.form].suits(x, *arguments) else "cuda"
+
+    def kernel(self, place: str) -> Callable | None:
+        """The best kernel for a place, built when first asked for; None without a compiler."""
+        if place not in self._runs:
+            best = self.kernels[place]
+            device, flags = "cpu" if place == "cpu" else "cuda", self.forms[best.form].flags
+            self._runs[place] = built(self.slug, device, best.files, flags)
+        return self._runs[place]
 
     def _forward(self, x: Tensor, *arguments: object) -> object:
         """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
-            device = "cuda" if x.is_cuda else "cpu"
-            run = self.kernel(device)
+            place = self.place(x, *arguments)
+            run = self.kernel(place)
             if run is not None:
-                return self.run_kernel(run, self.forms[self.kernels[device].form], x, *arguments)
+                return self.run_kernel(run, self.forms[self.kernels[place].form], x, *arguments)
         if x.dtype not in self.computes:
             return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])

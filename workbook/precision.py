@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["ROUTES", "poisoned", "using_route"]
+__all__ = ["ROUTES", "chosen_route", "poisoned", "using_route"]
 
 ROUTES = {"float32": "highest", "tf32": "high"}  # our name -> torch's older switch
 
@@ -58,3 +58,12 @@ def poisoned() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(was, warn_only=warn)
+
+
+def chosen_route() -> str:
+    """The route that the user has chosen for products of float32, by either of torch's switches;
+    float32 where they can not be read."""
+    with contextlib.suppress(RuntimeError, AttributeError):
+        if torch.backends.cuda.matmul.fp32_precision == "tf32":
+            return "tf32"
+    return "float32"

@@ -68,7 +68,7 @@ def _built(
 ) -> Callable | None:
     if _lacks(device):
         return None
-    cuda, compiler = device == "cuda", toolchain.compiler()
+    cuda, compiler = device != "cpu", toolchain.compiler()
     host = (toolchain.STABLE_ABI, *toolchain.host_flags(), *compiler.options)
     host += () if compiler.is_clang else ("-fno-gnu-unique",)
     macros = [flag for flag in (*flags, *(["-DWB_CUDA"] if cuda else [])) if flag.startswith("-D")]
@@ -77,7 +77,9 @@ def _built(
         "cpp_sources": _unit(name, ["binding.cpp", *(f for f in files if f not in kernels)]),
         "cuda_sources": _unit(name, kernels) if kernels else None,
         "extra_cflags": [*host, *(flag for flag in flags if flag not in macros), *macros],
-        "extra_cuda_cflags": [*toolchain.device_flags(), *macros] if cuda else [],
+        "extra_cuda_cflags": [*toolchain.device_flags(ops.ARCHITECTURE.get(device, ())), *macros]
+        if cuda
+        else [],
         "extra_ldflags": [*toolchain.link_flags()],
     }
     machine = [torch.__version__, str(compiler), str(toolchain.nvcc()) if cuda else ""]

@@ -64,7 +64,7 @@ def standard(
 
     folder = paths.kernels() / op.slug
     kernels = [kernel for each in (op, *others) for kernel in each.kernels.values()]
-    files = tuple(dict.fromkeys(folder / name for kernel in kernels for name in kernel.files))
+    files = tuple(dict.fromkeys(f for kernel in kernels for f in _files(folder, kernel)))
     said = {
         "eager": ("the reference, as it is written", _eager),
         "compile": ("torch.compile of the reference, fullgraph", _compiled),
@@ -97,6 +97,11 @@ def standard(
     return (*baselines, *in_tf32, *ours)
 
 
+def _files(folder: Path, kernel: ops.Kernel) -> list[Path]:
+    shared = [paths.kernels() / name for name in kernel.shared]
+    return [*(folder / name for name in kernel.files), *shared]
+
+
 def rung(
     op: ops.FusedOp,
     file: Path,
@@ -109,22 +114,28 @@ def rung(
     wrong: str = "",
     modes: tuple[str, ...] = ("eval", "train"),
     beside: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
+    name: str = "",
 ) -> Variant:
     """A kernel of the ladder from its file, .cu on a GPU, .cpp on a CPU; form: as the best one.
 
-    beside: other files of its folder that it is built with, before its own.
+    beside: other files of its folder that it is built with, before its own. shared: files of other
+    folders, "folder/file", for Hopper alone, of which the first is what the rung is about; name: of
+    such a rung.
     """
     device = "cuda" if file.suffix == ".cu" else "cpu"
     called = op.forms[form or op.kernels[device].form]
-    files = (*(file.parent / name for name in beside), file)
+    own = [*(file.parent / other for other in beside), file]
+    others = [paths.kernels() / other for other in shared]
+    portable = "portable" if device == "cuda" else "cpu"
     return Variant(
-        file.stem,
-        "portable" if device == "cuda" else "cpu",
+        name or file.stem,
+        "hopper" if others else portable,
         idea,
-        _make(op, device, list(files), called),
+        _make(op, device, own, called),
         (device,),
-        source=file,
-        files=files,
+        source=others[0] if others else file,
+        files=(*own, *others),
         wrong=wrong,
         flags=called.flags,
         folds=called.reads == "after" and op.fold is not None,
@@ -138,9 +149,8 @@ def rung(
 
 def library_of(slug: str, variant: Variant, verbose: bool = False) -> build.Library:
     """The built library of a rung or of a control that has a source."""
-    return ops.kernel_library(
-        slug, variant.devices[0], list(variant.files), flags=variant.flags, verbose=verbose
-    )
+    own = [file for file in variant.files if file.parent.name == slug]
+    return ops.kernel_library(slug, variant.devices[0], own, flags=variant.flags, verbose=verbose)
 
 
 def bare(op: ops.FusedOp, model: nn.Module, x: Tensor) -> Callable[[], object]:
@@ -148,13 +158,13 @@ def bare(op: ops.FusedOp, model: nn.Module, x: Tensor) -> Callable[[], object]:
 
     Raises RuntimeError where it can not be built.
     """
-    device = x.device.type
-    run, form = op.kernel(device), op.forms[op.kernels[device].form]
+    given = op.arguments(model)
+    place = op.place(x, *given)
+    run, form = op.kernel(place), op.forms[op.kernels[place].form]
     if run is None:
-        raise RuntimeError(f"{op.slug}: no kernel on {device}: {ops.missing(device)}")
+        raise RuntimeError(f"{op.slug}: no kernel on {place}: {ops.missing(place)}")
     with torch.no_grad():
-        given = op.arguments(model)
-        folded = op.folded(op.dtype, *given)
+        folded = op.folded(op.dtype, *given, form=form)
     parameters, options = given[: op.parameters], given[op.parameters :]
     return lambda: form.call(run, x, parameters, folded, options)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import paths, variants
+from workbook import paths, split, variants
 from workbook.limits import Ceilings, Work, floor_ms, gemm_work
 from workbook.ops import FusedOp
 from workbook.spec import Variant
@@ -65,6 +65,18 @@ def _moving(bytes_each: float, launches: int = 1) -> Callable:
     return predict
 
 
+def _by_halves(bytes_each: float, launches: int) -> Callable:
+    """Three products of halves, or the bytes of x, W and what stands between, if they take longer;
+    and so many bytes an element of x and of z moved around them."""
+
+    def predict(shape: dict, reach: Ceilings) -> float:
+        B, K, N = (shape[name] for name in "BKN")
+        moved = (8.0 * B * K + bytes_each * B * N) / reach.copy_gbs * 1e-6
+        return split.floor_ms(B, K, N, reach) + moved + launches * reach.launch_ms
+
+    return predict
+
+
 def ladder(op: FusedOp, of_batch: FusedOp, tracked: Callable) -> tuple[Variant, ...]:
     """From the kernel that one writes first to ours, a CPU's, then a GPU's; train mode's last.
 
@@ -86,15 +98,24 @@ def ladder(op: FusedOp, of_batch: FusedOp, tracked: Callable) -> tuple[Variant, 
          "centred before the product, statistics of a block in the cache"),
         ("train_statistics.cu", "tiles", _moving(24.0, 8), ("04_tiles.cu", "train_mean.cu"),
          "centred before the product, statistics without atomics"),
+        ("train_statistics.cu", "split", _by_halves(16.0, 9), ("04_tiles.cu", "train_mean.cu"),
+         "centred while x is split in halves, the product on tensor cores", *split.SHARED),
     )  # fmt: skip
     rungs = [
         variants.rung(op, folder / file, idea, form=form, predict=predict, modes=("eval",))
         for file, form, predict, idea in said
     ]
-    for file, form, predict, beside, idea in said_of_batch:
+    rungs.append(
+        variants.rung(
+            op, folder / "04_tiles.cu", "float32 by halves on tensor cores, then rung 4's tail",
+            form="split", predict=_by_halves(12.0, 4), modes=("eval",), shared=split.SHARED,
+            name="05_split_product",
+        )
+    )  # fmt: skip
+    for file, form, predict, beside, idea, *shared in said_of_batch:
         rung = variants.rung(
             of_batch, folder / file, idea, form=form, predict=predict, modes=("train",),
-            beside=beside,
+            beside=beside, shared=tuple(shared), name="train_split_product" if shared else "",
         )  # fmt: skip
         rungs.append(dataclasses.replace(rung, make=partial(_tracking, tracked, rung.make)))
     return tuple(rungs)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, ops
+from workbook import gemm, ops, split, sums
 
 __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
@@ -111,6 +111,25 @@ def _run_tiles(
     return y
 
 
+def _suits(x: Tensor, weight: Tensor, *_: object) -> bool:
+    return split.suits(x, weight.size(0))
+
+
+def _added(parts: Tensor) -> Tensor:
+    """parts (parts, B, N) -> (B, N), their sum."""
+    return parts[0] if parts.size(0) == 1 else parts.sum(0)
+
+
+def _run_split(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
+    weight = parameters[0]
+    y = _added(split.product(x, split.kept(weight), whole=weight))
+    run(y, *folded, _tiles_of(y))
+    return y
+
+
 def _run_blocks(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> Tensor:
@@ -139,10 +158,12 @@ EVAL = ops.FusedOp(
         "tail": ops.Form(_run_tail),
         "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",)),
         "tiles": ops.Form(_run_tiles, ("-DWB_TILES",)),
+        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("tiles", ("04_tiles.cu",)),
+        "hopper": ops.Kernel("split", ("04_tiles.cu",), split.SHARED),
     },
 )
 
@@ -231,7 +252,7 @@ def _run_batch_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
-    (B, K), N, mean_x = x.shape, weight.size(0), ops.column_sum(x) / x.size(0)
+    (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
     half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
     _halves(x, centre(x), half[:B])
@@ -251,20 +272,41 @@ def _run_batch_blocks(
     return z.resize_(B, N), (mean + vectors[0]).float(), var
 
 
-def _run_batch_tiles(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+def _run_batch(
+    run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """multiply(x, c, weight) -> the product of (x - c) / 2."""
     weight, *vectors = parameters
     B, N = x.size(0), weight.size(0)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
-    _beside(run, "mean")(ops.adjacent(weight), vectors[0], ops.column_sum(x), mean, B)
-    y = torch.mm(_halves(x, centre(x), torch.empty_like(x)), weight.T)
+    _beside(run, "mean")(ops.adjacent(weight), vectors[0], sums.column_sum(x), mean, B)
+    y = multiply(x, centre(x), weight)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
     _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
     run(y, *map_, _tiles_of(y))
     return y, mean, var
 
+
+def _run_batch_tiles(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> tuple[Tensor, Tensor, Tensor]:
+    def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
+        return torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+
+    return _run_batch(run, x, parameters, options, multiply)
+
+
+def _run_batch_split(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> tuple[Tensor, Tensor, Tensor]:
+    def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
+        return _added(split.product(x, split.kept(weight), centre=c))
+
+    return _run_batch(run, x, parameters, options, multiply)
+
+
+BATCH_FILES = ("04_tiles.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
     SLUG,
@@ -280,10 +322,14 @@ TRAIN = ops.FusedOp(
     forms={
         "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), reads="before"),
         "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), reads="before"),
+        "split": ops.Form(
+            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), reads="before", suits=_suits
+        ),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp", "cpu_train.cpp")),
-        "cuda": ops.Kernel("tiles", ("04_tiles.cu", "train_mean.cu", "train_statistics.cu")),
+        "cuda": ops.Kernel("tiles", BATCH_FILES),
+        "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },
 )
 

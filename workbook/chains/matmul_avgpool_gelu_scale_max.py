@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, normal, ops, variants
+from workbook import gemm, normal, ops, split, sums, variants
 from workbook.chains import matmul_avgpool_gelu_scale_max_road as road
 from workbook.spec import Problem, Size
 
@@ -89,7 +89,7 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     if pool == 1:
         w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
         return w, b, nothing, nothing
-    w, w_exact = ops.group_mean(weight, pool, dtype)
+    w, w_exact = sums.group_mean(weight, pool, dtype)
     means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
     return w, means.to(dtype), w_exact, means if w_exact.dim() == 2 else nothing
 
@@ -171,6 +171,24 @@ def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tupl
     return y
 
 
+@torch.no_grad()
+def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
+    """`fold`, and behind it the halves of w, four tensors."""
+    folded = fold(dtype, weight, bias, pool)
+    return *folded, *split.halved(folded[2] if folded[2].dim() == 2 else folded[0])
+
+
+def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    x, y = ops.adjacent(x), _output(x)
+    u_parts = split.product(x, split.Halves(*folded[4:]))
+    run(u_parts, x, *folded[:4], options[1], y)
+    return y
+
+
+def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
+    return split.suits(x, weight.size(0) // pool)
+
+
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
 
 
@@ -205,11 +223,13 @@ OP = ops.FusedOp(
         "product": ops.Form(_run_product, ("-DWB_PRODUCT",)),
         "parts": ops.Form(_run_parts, ("-DWB_PARTS",)),
         "winner": ops.Form(_run_winner, ("-DWB_WINNER",)),
+        "split": ops.Form(_run_split, ("-DWB_WINNER",), fold=fold_halves, suits=_suits_split),
         "blocks": ops.Form(_run_blocks),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",)),
+        "hopper": ops.Kernel("split", ("05_winner_in_double.cu",), split.SHARED),
     },
     fold_options=1,  # the pool: a scale may change at each call
     # In float32 one sum may carry more rounding than eager's mean of them.

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from workbook import controls, paths, variants
+from workbook import controls, paths, split, variants
 from workbook.limits import Ceilings, Work, floor_ms, gemm_work
 from workbook.ops import FusedOp
 from workbook.spec import Size, Step, Variant
@@ -242,6 +242,13 @@ def _groups(shape: dict) -> int:
     return shape["N"] // shape["pool"]
 
 
+def _by_halves(shape: dict, ceilings: Ceilings) -> float:
+    """Three products of halves, or their bytes; x split, eight parts written and read."""
+    B, K, M = shape["B"], shape["K"], shape["N"] // shape["pool"]
+    moved = (8.0 * B * K + 64.0 * B * M) / ceilings.copy_gbs * 1e-6
+    return split.floor_ms(B, K, M, ceilings) + moved + 3 * ceilings.launch_ms
+
+
 def ladder(op: FusedOp) -> tuple[Variant, ...]:
     """From the kernel that one writes first to ours: a CPU's, then a GPU's."""
     said = (
@@ -263,10 +270,14 @@ def ladder(op: FusedOp) -> tuple[Variant, ...]:
          "the winner once more, in double, where the product costs more or a batch is small"),
     )  # fmt: skip
     folder = paths.kernels() / op.slug
-    return tuple(
+    on_tensor_cores = variants.rung(
+        op, folder / "05_winner_in_double.cu", "float32 by halves on tensor cores, rung 5's tail",
+        form="split", predict=_by_halves, shared=split.SHARED, name="06_split_product",
+    )  # fmt: skip
+    return *(
         variants.rung(op, folder / file, idea, form=form, predict=predict, sample=sample)
         for file, form, predict, sample, idea in said
-    )
+    ), on_tensor_cores
 
 
 # --- wrong versions -------------------------------------------------------------------------

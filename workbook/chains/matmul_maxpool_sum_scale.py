@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import normal, ops, variants
+from workbook import normal, ops, split, sums, variants
 from workbook.chains import matmul_maxpool_sum_scale_ladder as ladder
 from workbook.chains import matmul_maxpool_sum_scale_road as road
 from workbook.chains import matmul_maxpool_sum_scale_run as running
@@ -95,7 +95,16 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     end = used if pool == 2 else 0
     differences = weight[0:end:2] - weight[1:end:2]
     shifts = bias[0:end:2] - bias[1:end:2]
-    return differences, shifts.to(dtype), ops.column_sum(weight).to(dtype), bias.sum().to(dtype)
+    return differences, shifts.to(dtype), sums.column_sum(weight).to(dtype), bias.sum().to(dtype)
+
+
+@torch.no_grad()
+def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
+    """(halves of D, four tensors, c (M,), w_sum (K,), b_sum ()); `fold` where nothing is halved."""
+    folded = fold(dtype, weight, bias, pool)
+    if pool != 2 or not running.is_folded(weight, pool):
+        return folded
+    return *split.halved(folded[0]), *folded[1:]
 
 
 def plain(
@@ -166,10 +175,14 @@ OP = ops.FusedOp(
         "tail": ops.Form(running.run_tail, ("-DWB_TAIL",), reads="before"),
         "blocks": ops.Form(partial(running.run_half_blocks, direct=DIRECT), ("-DWB_BLOCKS",)),
         "half": ops.Form(partial(running.run_half, direct=DIRECT)),
+        "split": ops.Form(
+            partial(running.run_split, direct=DIRECT), fold=fold_halves, suits=running.suits_split
+        ),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",)),
+        "hopper": ops.Kernel("split", ("05_half_gemm_guard.cu",), split.SHARED),
     },
     dtype=torch.float64,  # of all but the differences
     fold_options=1,

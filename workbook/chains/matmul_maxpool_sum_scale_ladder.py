@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from workbook import paths, variants
+from workbook import paths, split, variants
 from workbook.limits import Ceilings, Work, floor_ms, gemm_work
 from workbook.ops import FusedOp
 from workbook.spec import Variant
@@ -82,6 +82,13 @@ def _sector_after_sector(shape: dict, ceilings: Ceilings) -> float:
     return _whole_product(shape, ceilings) + shape["N"] / 8 * LATENCY_MS
 
 
+def _half_by_halves(shape: dict, ceilings: Ceilings) -> float:
+    """Three products of halves, or their bytes; x split, g written and read, four launches."""
+    B, K, M = shape["B"], shape["K"], _rows_left(shape["N"], shape["pool"])
+    moved = (12.0 * B * K + 8.0 * B * M) / ceilings.copy_gbs * 1e-6
+    return split.floor_ms(B, K, M, ceilings) + moved + 4 * ceilings.launch_ms
+
+
 def ladder(op: FusedOp) -> tuple[Variant, ...]:
     """From the kernel that one writes first to ours: a CPU's, then a GPU's."""
     said = (
@@ -103,10 +110,15 @@ def ladder(op: FusedOp) -> tuple[Variant, ...]:
          "half a product on differences of rows, a tail with the dot product, a guard"),
     )  # fmt: skip
     folder = paths.kernels() / op.slug
-    return tuple(
+    rungs = [
         variants.rung(
             op, folder / file, idea, form=form, predict=predict, sample=sample,
             shrink=8 if file.startswith("01_") else 1,
         )
         for file, form, predict, sample, idea in said
+    ]  # fmt: skip
+    on_tensor_cores = variants.rung(
+        op, folder / "05_half_gemm_guard.cu", "float32 by halves on tensor cores, rung 5's tail",
+        form="split", predict=_half_by_halves, shared=split.SHARED, name="06_split_product",
     )  # fmt: skip
+    return *rungs, on_tensor_cores

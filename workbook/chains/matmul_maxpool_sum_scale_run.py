@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbook import gemm, ops
+from workbook import gemm, ops, split
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
@@ -141,14 +141,49 @@ def run_half(
     """Half a product on a GPU, a kernel for what is left, a launch for rows that it flags."""
     if not is_folded(parameters[0], options[0]):
         return direct(x, *parameters, *options)
-    differences, shifts, w_sum, b_sum = folded
+
+    def multiply(part: Tensor) -> Tensor:
+        return torch.mm(part, folded[0].T)
+
+    return _half(run, x, parameters, folded[1:], options, multiply, limit)
+
+
+def run_split(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple, *,
+    direct: Callable, limit: float = LIMIT,
+) -> Tensor:  # fmt: skip
+    """The same by halves of the differences, on tensor cores."""
+    if options[0] != 2 or not is_folded(parameters[0], 2):
+        return direct(x, *parameters, *options)
+    differences = split.Halves(*folded[:4])
+
+    def multiply(part: Tensor) -> Tensor:
+        g, *others = split.product(part, differences)
+        for other in others:
+            g += other
+        return g
+
+    return _half(run, x, parameters, folded[4:], options, multiply, limit)
+
+
+def suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
+    """True where half a product is large enough for the tensor cores of this GPU."""
+    return pool == 2 and is_folded(weight, pool) and split.suits(x, weight.size(0) // 2)
+
+
+def _half(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    multiply: Callable, limit: float,
+) -> Tensor:  # fmt: skip
+    """folded: (shifts, w_sum, b_sum); multiply(x) -> g, the product with the differences."""
+    shifts, w_sum, b_sum = folded
     x, y, M = ops.adjacent(x), x.new_empty(x.size(0)), shifts.size(0)
     weight, bias = (p.contiguous() for p in parameters)
     rows, parts = max(1, ELEMENTS // max(M, 1)), -(-2 * M // FEATURES)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         count = part.size(0)
-        g = torch.mm(part, differences.T)
+        g = multiply(part)
         flags = part.new_empty(count, dtype=torch.uint8)
         done = part.new_empty(1, dtype=torch.int32)
         partial = part.new_empty((parts, count), dtype=torch.float64)

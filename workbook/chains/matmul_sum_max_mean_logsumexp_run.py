@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbook import ops
+from workbook import ops, sums
 
 __all__ = ["fold", "run_chain", "run_folded", "run_short"]
 
@@ -23,7 +23,7 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]
 
     On a CPU a third one may follow, for its kernel: w_sum in float32, where that is good enough.
     """
-    w_sum, b_sum = ops.column_sum(weight), bias.sum(dtype=torch.float64)
+    w_sum, b_sum = sums.column_sum(weight), bias.sum(dtype=torch.float64)
     folded = w_sum.to(dtype), b_sum.to(dtype)
     short = weight.dtype is torch.float32 and dtype is torch.float64 and not weight.is_cuda
     return (*folded, w_sum.float()) if short and _may_be_short(weight, w_sum) else folded
@@ -43,9 +43,7 @@ def _may_be_short(weight: Tensor, w_sum: Tensor) -> bool:
     return bool((most <= COHERENT * size) & (most <= LARGE) & (least >= 1 / LARGE))
 
 
-def run_chain(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
+def run_chain(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
     y = x.new_empty(x.shape[0], 1)
     run(ops.adjacent(x), *(p.contiguous() for p in parameters), y)
     return y
@@ -64,9 +62,7 @@ def _rounded_dot() -> Callable | None:
     return ops.built("rounded_dot", "cpu", ["rounded_dot.cpp"])
 
 
-def run_short(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
+def run_short(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
     """Short chains in float for a large x where the fold allows them, else `run`, in double."""
     short = _rounded_dot() if len(folded) == 3 and x.numel() >= ENOUGH else None
     if short is None:

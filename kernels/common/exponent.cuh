@@ -1,0 +1,26 @@
+// Exponents of numbers, and powers of two that are made of them: no rounding anywhere.
+#pragma once
+#include <cstdint>
+
+constexpr int kNoExponent = INT32_MIN;  // of zeros and of what is not finite
+
+// 2^exponent <= |v| < 2^(exponent + 1); what is below the normal numbers counts as the least of them.
+__device__ __forceinline__ int exponent_of(float v) {
+  const int biased = __float_as_int(v) >> 23 & 0xff;
+  return biased == 0xff || v == 0.f ? kNoExponent : biased - 127;
+}
+
+__device__ __forceinline__ int exponent_of(double v) {
+  const int biased = __double2hiint(v) >> 20 & 0x7ff;
+  return biased == 0x7ff || v == 0. ? kNoExponent : biased - 1023;
+}
+
+// 2^s for s in [-126, 127].
+__device__ __forceinline__ float power_of_two(int s) { return __int_as_float((s + 127) << 23); }
+
+// v 2^s in two steps, each within float's exponents; beyond 2^+-252 it is all the same.
+template <class T>
+__device__ __forceinline__ T raised(T v, int s) {
+  s = min(max(s, -252), 254);
+  return v * static_cast<T>(power_of_two(s >> 1)) * static_cast<T>(power_of_two(s - (s >> 1)));
+}

@@ -1,0 +1,132 @@
+// What a Hopper kernel asks of the machine, a wrapper a instruction: barriers in shared memory, the
+// tensor copy engine (TMA), matrix products of a warpgroup (wgmma). For sm_90a alone.
+//   Names of PTX, of the section "mbarrier", "cp.async.bulk.tensor", "wgmma.mma_async" of its manual.
+#pragma once
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace hopper {
+
+constexpr int kWarpgroup = 128;  // threads that issue a matrix product together
+
+__device__ __forceinline__ uint32_t shared(const void* address) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(address));
+}
+
+// --- barriers: a phase ends when `count` threads have arrived and all expected bytes are there ---
+
+__device__ __forceinline__ void init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared(barrier)), "r"(count));
+}
+
+// After `init`, before the copy engine uses the barriers.
+__device__ __forceinline__ void fence_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(shared(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// --- the copy engine -----------------------------------------------------------------------------
+
+// A box at (0, row, panel) of a matrix that is stored by panels of columns, to shared memory; its
+// bytes are counted by the barrier.
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int row, int panel,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {0, %2, %3}], [%4];" ::"r"(shared(to)),
+      "l"(&map), "r"(row), "r"(panel), "r"(shared(barrier))
+      : "memory");
+}
+
+// --- registers -----------------------------------------------------------------------------------
+
+template <int Registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+template <int Registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// --- turns of two warpgroups, 1 and 2, by barriers of those numbers -------------------------------
+
+// Waits until `pass_turn` has been called for this warpgroup once more.
+__device__ __forceinline__ void take_turn(int mine) {
+  asm volatile("bar.sync %0, %1;" ::"r"(mine), "n"(2 * kWarpgroup) : "memory");
+}
+
+__device__ __forceinline__ void pass_turn(int whose) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(whose), "n"(2 * kWarpgroup) : "memory");
+}
+
+// --- matrix products of a warpgroup --------------------------------------------------------------
+
+// Rows of 32 halves, 64 bytes each, in groups of 8 rows that are 512 bytes apart, swizzled: of row r
+// the 16 bytes c stand at c ^ (r / 2 % 4). `address` may stand 16 halves further on.
+__device__ __forceinline__ uint64_t rows_of_32(const void* address) {
+  const uint64_t start = (shared(address) & 0x3ffff) >> 4;
+  return start | uint64_t{1} << 16 | uint64_t{512 >> 4} << 32 | uint64_t{2} << 62;
+}
+
+// Before the first product of a sequence: registers written so far are what it adds to.
+__device__ __forceinline__ void fence_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int Pending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// sum (64, 128) <- A (64, 16) B (128, 16)^T + (add ? sum : 0), from shared memory. Of a thread are
+// sum[4 j + 2 r + c] at row 16 warp + lane / 4 + 8 r, column 8 j + lane % 4 * 2 + c.
+__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, add, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+}  // namespace hopper

@@ -1,0 +1,55 @@
+// The product of split matrices as a torch op.
+#include "split_product.h"
+#include "stable.h"
+
+namespace {
+
+using wb::Tensor;
+
+const half* halves(const Tensor& t, const char* name, int64_t rows, int64_t K, const Tensor& z) {
+  wb::expect(t, name, wb::ScalarType::Half, {(K + 63) / 64 * 2, (rows + 7) / 8 * 8, 32});
+  wb::expect_same_device(z, "z", t, name);
+  return static_cast<const half*>(t.const_data_ptr());
+}
+
+const int* exponents(const Tensor& t, const char* name, int64_t rows, const Tensor& z) {
+  wb::expect(t, name, wb::ScalarType::Int, {rows});
+  wb::expect_same_device(z, "z", t, name);
+  return t.const_data_ptr<int32_t>();
+}
+
+// z (parts, B, N), whose sum over the parts is x W^T, from their halves and exponents; x (B, K) and
+// W (N, K) themselves are for rows of W that are not finite, which go into the first part whole. An
+// empty W: no such row is looked for.
+void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, const Tensor& W,
+         const Tensor& wh, const Tensor& wl, const Tensor& f, Tensor& z) {
+  wb::expect_rows(x, "x");
+  wb::expect_rows(W, "W");
+  SplitProduct p{};
+  p.B = x.size(0), p.K = x.size(1);
+  p.N = f.dim() == 1 ? f.size(0) : 0;
+  wb::expect(z, "z", wb::Float, {wb::any, p.B, p.N});
+  wb::expect_same_device(x, "x", z, "z");
+  wb::expect_same_device(x, "x", W, "W");
+  const bool whole = W.numel() > 0;
+  WB_CHECK(!whole || (W.size(0) == p.N && W.size(1) == p.K), "W: wants (", p.N, ", ", p.K, ")");
+  p.parts = z.size(0);
+  p.x = x.const_data_ptr<float>(), p.x_stride = x.stride(0);
+  p.W = whole ? W.const_data_ptr<float>() : nullptr, p.W_stride = W.stride(0);
+  p.xh = halves(xh, "xh", p.B, p.K, z), p.xl = halves(xl, "xl", p.B, p.K, z);
+  p.wh = halves(wh, "wh", p.N, p.K, z), p.wl = halves(wl, "wl", p.N, p.K, z);
+  p.e = exponents(e, "e", p.B, z), p.f = exponents(f, "f", p.N, z);
+  p.z = z.mutable_data_ptr<float>();
+  WB_CHECK(p.B <= INT32_MAX && p.N <= INT32_MAX && p.K <= INT32_MAX, "x, W: more than 2^31 rows");
+  WB_CHECK(p.K > 0, "x: got no features; wants at least one");
+  if (z.numel() == 0) return;
+  const wb::OnDevice on(x);
+  wb::check(launch(p, on.stream), "split product");
+}
+
+WB_REGISTER(
+    "run(Tensor x, Tensor xh, Tensor xl, Tensor e, Tensor W, Tensor wh, Tensor wl, Tensor f,"
+    " Tensor(a!) z) -> ()",
+    run)
+
+}  // namespace

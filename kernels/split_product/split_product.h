@@ -1,0 +1,20 @@
+// z[part,i,n] = 2^(e[i] + f[n]) sum_{k of part} (xh wl + xl wh + xh wh)[k], from matrices that were
+// split in two halves each. The header knows neither torch nor Hopper's instructions.
+#pragma once
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+struct SplitProduct {
+  const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K
+  const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32)
+  const int *e, *f;     // (B), (N); f is kNotFinite for a row of W that is not
+  const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
+  float* z;             // (parts, B, N) contiguous
+  int64_t B, K, N, x_stride, W_stride, parts;
+};
+
+constexpr int kNotFinite = 1 << 20;
+
+cudaError_t launch(const SplitProduct& p, cudaStream_t stream);

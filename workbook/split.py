@@ -1,0 +1,140 @@
+"""Products in float32's accuracy on the tensor cores of a Hopper GPU: both sides split in halves.
+
+    v = 2^e (hi + lo), hi and lo in half, an exponent a row;  z = sum_k (xh wl + xl wh + xh wh)
+
+Three products with 11 bits on each side keep 22 of float32's 24, and what tensor cores round toward
+zero is kept short. Columns of weights are divided by powers of two first, those of x multiplied by
+them, so that no column is lost beside a larger one. `halves` holds the same in plain torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbook import limits, ops, precision
+from workbook.fold import FoldCache
+
+__all__ = ["SHARED", "Halves", "floor_ms", "halved", "kept", "product", "suits"]
+
+# The sources of the kernels below, under kernels/: they count in the digest of who uses them.
+SHARED = (
+    "split_product/split_product.cu",
+    "split_rows/split_rows.cu",
+    "column_exponents/column_exponents.cu",
+)
+HOPPER = (9, 0)  # the compute capability whose instructions the product is written in
+PANEL, GROUP = 64, 8  # columns and rows that the halves' layout rounds up to
+TILE_ROWS, TILE_COLUMNS = 128, 256  # of a block of the product
+LEAST = 1 << 28  # multiplications: below, torch's product has as good as ended before ours begins
+LEAST_COLUMNS = 512  # of k: the same
+PANELS_OF_A_PART = 4  # at least: a block's beginning and end cost as much
+
+
+class Halves(NamedTuple):
+    """A matrix (rows, K) as 2^exponents (hi + lo) 2^columns, hi and lo by panels of 32 columns."""
+
+    hi: Tensor
+    lo: Tensor
+    exponents: Tensor
+    columns: Tensor
+
+
+@functools.cache
+def _split_rows() -> Callable | None:
+    return ops.built("split_rows", "cuda", ["split_rows.cu"])
+
+
+@functools.cache
+def _column_exponents() -> Callable | None:
+    return ops.built("column_exponents", "cuda", ["column_exponents.cu"])
+
+
+@functools.cache
+def _split_product() -> Callable | None:
+    return ops.built("split_product", "hopper", ["split_product.cu"])
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    """Multiprocessors of a GPU that the product runs on, built; else 0."""
+    found = torch.cuda.get_device_properties(index)
+    if (found.major, found.minor) != HOPPER or None in (
+        _split_rows(), _column_exponents(), _split_product()
+    ):  # fmt: skip
+        return 0
+    return found.multi_processor_count
+
+
+def suits(x: Tensor, outputs: int) -> bool:
+    """True where `product` is the faster one for x (B, K) and that many outputs: on a Hopper GPU,
+    for a product that is large, unless the user has chosen TF32, which is faster still."""
+    rows, columns = x.shape
+    large = rows * columns * outputs >= LEAST and columns >= LEAST_COLUMNS
+    if not large or not x.is_cuda or x.dtype is not torch.float32:
+        return False
+    return precision.chosen_route() == "float32" and _processors(x.get_device()) > 0
+
+
+def _split(v: Tensor, columns: Tensor, divide: bool, centre: Tensor | None) -> Halves:
+    rows, width = v.shape
+    shape = (2 * -(-width // PANEL), -(-rows // GROUP) * GROUP, PANEL // 2)
+    hi, lo = (v.new_empty(shape, dtype=torch.float16) for _ in range(2))
+    exponents = v.new_empty(rows, dtype=torch.int32)
+    none = v.new_empty(0, dtype=torch.float32)
+    _split_rows()(v, columns, none if centre is None else centre, divide, hi, lo, exponents)
+    return Halves(hi, lo, exponents, columns)
+
+
+def halved(weight: Tensor) -> Halves:
+    """The halves of weight (N, K), float32 or float64, its columns divided by their exponents."""
+    weight = ops.adjacent(weight.detach())
+    most = weight.new_zeros(weight.size(1), dtype=torch.int32)
+    columns = weight.new_empty(weight.size(1), dtype=torch.int8)
+    _column_exponents()(weight, most, columns)
+    return _split(weight, columns, True, None)
+
+
+_kept = FoldCache()
+
+
+def kept(weight: Tensor) -> Halves:
+    """`halved` of a parameter, kept until it changes."""
+    return Halves(*_kept.get("halves", (weight,), lambda: halved(weight)))
+
+
+def product(
+    x: Tensor, weight: Halves, whole: Tensor | None = None, centre: Tensor | None = None
+) -> Tensor:
+    """x (B, K) -> z (parts, B, N) in float32, whose sum over the parts is x W^T; K at least 1.
+
+    whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
+    centre (K): of (x - centre) / 2 instead. The sum over k is cut where blocks would be missing.
+    """
+    processors = _processors(x.get_device()) if x.is_cuda else 0
+    if not processors:
+        raise RuntimeError(
+            f"x: got device {x.device}; a product of halves wants a GPU of compute capability 9.0, "
+            "and nvcc: move x to one, or use torch.mm"
+        )
+    x = ops.adjacent(x)
+    rows, outputs = x.size(0), weight.exponents.size(0)
+    blocks = max(1, -(-rows // TILE_ROWS) * -(-outputs // TILE_COLUMNS))
+    most = max(1, weight.hi.size(0) // 2 // PANELS_OF_A_PART)
+    parts = min(most, max(1, processors // blocks))
+    z = x.new_empty((parts, rows, outputs))
+    halves = _split(x, weight.columns, False, centre)
+    whole = x[:0] if whole is None else ops.adjacent(whole.detach())
+    _split_product()(x, *halves[:3], whole, *weight[:3], z)
+    return z
+
+
+def floor_ms(B: int, K: int, N: int, reach: limits.Ceilings) -> float:
+    """The least time of the product in ms: three products of halves or the bytes of x, W and z,
+    which are float32's; at float32's rate where that of halves is not known."""
+    route = "fp16x3" if reach.half_tflops else "float32"
+    return limits.floor_ms(limits.gemm_work(B, K, max(N, 1)), reach, route).ms
