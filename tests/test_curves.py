@@ -138,13 +138,15 @@ def lines(picture) -> list:
     return [line for line in drawn if len(line.get_xdata()) > 2]
 
 
-def test_curves_of_records_hold_their_numbers(measured):
-    picture = plot.error_over(measured, "promotion", drift=True)
+@pytest.mark.parametrize("drift", [False, True])
+def test_curves_of_records_hold_their_numbers(measured, drift):
+    picture = plot.error_over(measured, "promotion", drift=drift)
     wanted = [r for r in measured if r.how["sweep"] == "promotion"]
     drawn = [list(line.get_ydata()) for line in lines(picture)]
-    assert [r.rel_error for r in wanted] in drawn
-    assert [r.rel_error_eager for r in wanted] in drawn
-    assert [abs(r.value) for r in wanted] in drawn
+    ours = [abs(r.value) if drift else r.rel_error for r in wanted]
+    own = [abs(r.how["drift_eager"]) if drift else r.rel_error_eager for r in wanted]
+    assert ours in drawn and own in drawn
+    assert ("sum of |z|" in picture.alt) == drift
     assert "A model in float64" in "".join(t.get_text() for t in picture.figure.texts)
 
 
@@ -153,7 +155,8 @@ def test_a_model_and_a_device_stand_side_by_side(measured):
         replace(r, implementation="hopper", device="cuda", card="NVIDIA H100") for r in measured
     ]
     alt = plot.error_over([*measured, *device], "depth").alt
-    assert all(name in alt for name in ("fp16x3, model:", "fp16x3, cuda:", "float32, cpu:"))
+    assert all(name in alt for name in ("fp16x3, model:", "fp16x3, cuda:", "float32, cuda:"))
+    assert "float32, cpu:" not in alt, "the device's own float32 product is the one to compare with"
     alt = plot.error_by_family([*measured, *device]).alt
     assert "Measured on NVIDIA H100" in alt and "A model in float64 on" in alt
 

@@ -5,7 +5,8 @@ float64 beside the device's own float32 product, and returns records of kind "cu
 
     method         fp16x3, fp16x1, ffma, ...
     how            sweep: promotion, depth or family; promote: the interval; limit_rows;
-                   outputs and outputs_eager: errors of the worst column of z, one output feature
+                   outputs, outputs_eager: errors of the worst column of z, one output feature;
+                   drift_eager, as value
     shape, family  B, K, N; a name of operands.FAMILIES
     rel_error...   whole and worst row; rel_error_eager... of the float32 product
     value          drift: (sum |z| - exact sum) / exact sum, below 0 where z is drawn toward zero
@@ -108,7 +109,8 @@ def _judged(
     own = errors.errors_of(eager, exact)
     limits = errors.limits_of(own)
     how = {"sweep": sweep, "promote": promote, "limit_rows": limits[1]}
-    how["outputs_eager"] = errors.errors_of(eager.T, exact.T)[1]
+    how |= {"outputs_eager": errors.errors_of(eager.T, exact.T)[1]}
+    how |= {"drift_eager": drift(eager, exact)}
     said = {"rel_error_eager": own[0], "rel_error_eager_rows": own[1], "limit": limits[0]}
     try:
         z = call()

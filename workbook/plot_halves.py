@@ -15,39 +15,42 @@ from workbook.style import Picture, error_text
 __all__ = ["error_by_family", "error_over"]
 
 AXES = {  # sweep -> (what x is, its axis, its value in a record)
-    "promotion": ("Promoted every", "k between promotions, log scale", lambda r: r.how["promote"]),
+    "promotion": ("promoted every", "k between promotions, log scale", lambda r: r.how["promote"]),
     "depth": ("K from", "K, log scale", lambda r: r.shape["K"]),
 }
 ERROR = "relative error, log scale"
+DRIFT = "relative error of the sum of |z|, log scale"
 WHOLE, SPREAD = "o", 0.055  # marker; inches between the marks of two methods in a row
 
 
 def error_over(records: Iterable[Record], sweep: str, *, drift: bool = False) -> Picture:
     """The error of each method over the promotion interval or over K, the float32 product beside.
 
-    drift: also how far the sum of |z| is off. ValueError without records of that sweep.
+    drift: how far the sum of |z| is off instead. ValueError without records of that sweep.
     """
     if sweep not in AXES:
         raise ValueError(f"sweep: got {sweep!r}; want one of {', '.join(AXES)}")
     found = _of_sweep(records, sweep)
     what_x, axis, of = AXES[sweep]
     lines: dict[str, dict[float, float]] = {}
-    for r in found:  # the float32 product first: its colour is eager's
-        lines.setdefault(_float32(r, found), {})[of(r)] = _number(r.rel_error_eager)
+    for r in [r for r in found if r.implementation != "emulation"] or found:
+        own = r.how.get("drift_eager") if drift else r.rel_error_eager  # drawn as eager is
+        lines.setdefault(_float32(r, found), {})[of(r)] = abs(_number(own))
     for r in found:
-        what = _name(r, found)
-        lines.setdefault(what, {})[of(r)] = _number(r.rel_error)
-        if drift:
-            lines.setdefault(f"{what}: Σ|z|", {})[of(r)] = abs(_number(r.value))
+        ours = r.value if drift else r.rel_error
+        lines.setdefault(_name(r, found), {})[of(r)] = abs(_number(ours))
     lines = {what: p for what, p in lines.items() if any(0 < y < math.inf for y in p.values())}
     xs = sorted({of(r) for r in found})
-    title = f"{what_x} {xs[0]:g} to {xs[-1]:g}: {'; '.join(_ends(*line) for line in lines.items())}"
+    said = "; ".join(_ends(*line) for line in lines.items())
+    title = f"{'Drift of Σ|z|, ' if drift else ''}{what_x} {xs[0]:g} to {xs[-1]:g}: {said}"
     drawn = {what: [points.get(x, math.nan) for x in xs] for what, points in lines.items()}
-    return curves(xs, drawn, title=title, axes=(axis, ERROR), caption=_caption(found))
+    axes = (axis, DRIFT if drift else ERROR)
+    return curves(xs, drawn, title=title[0].upper() + title[1:], axes=axes, caption=_caption(found))
 
 
 def _ends(what: str, points: dict[float, float]) -> str:
-    first, last = (error_text(points[x]) for x in (min(points), max(points)))
+    there = [y for _, y in sorted(points.items()) if y == y]
+    first, last = error_text(there[0]), error_text(there[-1])
     return f"{what} {first}" if first == last else f"{what} {first} to {last}"
 
 
