@@ -18,10 +18,21 @@ from workbook.legend import REFERENCES, Timed, times
 from workbook.plot_break_even import break_even
 from workbook.plot_curves import curves
 from workbook.plot_errors import errors
+from workbook.plot_halves import error_by_family, error_over
 from workbook.plot_overview import overview
 from workbook.style import Picture, duration, factor, tick_time
 
-__all__ = ["Picture", "break_even", "curves", "errors", "ladder", "overview", "waterfall"]
+__all__ = [
+    "Picture",
+    "break_even",
+    "curves",
+    "error_by_family",
+    "error_over",
+    "errors",
+    "ladder",
+    "overview",
+    "waterfall",
+]
 
 
 TIME_AXIS = "time per call, log scale: further left is faster"
