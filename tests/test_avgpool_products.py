@@ -95,7 +95,7 @@ def test_views(view, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("block", [1, 100, 1 << 22])
 def test_other_types_by_blocks(dtype, block, monkeypatch):
-    monkeypatch.setattr(ops, "BLOCK", block)
+    monkeypatch.setattr(sums, "BLOCK", block)
     W = drawn((31, 40), 6).to(dtype)
     w, exact = sums.group_mean(W, 4, torch.float64)
     torch.testing.assert_close(w, averaged(W.double().T, 4).T, rtol=1e-15, atol=1e-17)

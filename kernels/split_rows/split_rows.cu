@@ -1,5 +1,5 @@
 // Splitting the rows of a matrix in halves.
-// Who owns what: a block owns a row. Its threads hold up to 32 numbers each: they walk the row for its
+// Who owns what: a block owns a row. Its threads hold up to 16 numbers each: they walk the row for its
 //   exponent, and again to split it, from registers, or from L1 and L2 where it is longer.
 // Moves: v once, and as many bytes of halves as float32 has.
 #include "exponent.cuh"
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(Threads) split_rows_kernel(SplitRows p) {
       for (int j = 0; j < Width; ++j) {
         const T scaled = k < p.K ? raised(values[u][j], sign * c[j] - e) : T(0);
         hi[j] = __float2half_rn(static_cast<float>(scaled));
-        lo[j] = __float2half_rn(static_cast<float>(scaled - static_cast<T>(__half2float(hi[j]))));
+        const T rest = scaled - static_cast<T>(__half2float(hi[j]));  // NaN where hi is infinite
+        lo[j] = __float2half_rn(rest == rest ? static_cast<float>(rest) : 0.f);
       }
       const int64_t to = place(p.rows, blockIdx.x, k);
       give<Width>(p.hi + to, hi);
@@ -99,20 +100,20 @@ __global__ void __launch_bounds__(Threads) split_rows_kernel(SplitRows p) {
   }
 }
 
-template <int Threads, int Floats, class T>
+template <int Threads, int Floats, int Width, class T>
 static cudaError_t launch_team(const SplitRows& p, cudaStream_t stream) {
-  const bool wide = by_four(p.v, p.v_stride, p.K, sizeof(T)) && by_four(p.c, 4, 4, 1) &&
-                    by_four(p.centre, 4, 4, 4);
-  const auto kernel =
-      wide ? split_rows_kernel<Threads, Floats, 4, T> : split_rows_kernel<Threads, Floats / 2, 1, T>;
-  kernel<<<static_cast<unsigned>(p.rows), Threads, 0, stream>>>(p);
+  const unsigned blocks = static_cast<unsigned>(p.rows);
+  split_rows_kernel<Threads, Floats, Width, T><<<blocks, Threads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 
 template <class T>
 static cudaError_t launch_rows(const SplitRows& p, cudaStream_t stream) {
-  if (p.K > 8192) return launch_team<1024, 32, T>(p, stream);
-  return p.K > 2048 ? launch_team<512, 16, T>(p, stream) : launch_team<128, 16, T>(p, stream);
+  const bool wide = by_four(p.v, p.v_stride, p.K, sizeof(T)) && by_four(p.c, 4, 4, 1) &&
+                    by_four(p.centre, 4, 4, 4);
+  if (!wide) return launch_team<256, 16, 1, T>(p, stream);
+  if (p.K > 8192) return launch_team<1024, 16, 4, T>(p, stream);
+  return p.K > 2048 ? launch_team<512, 16, 4, T>(p, stream) : launch_team<128, 16, 4, T>(p, stream);
 }
 
 cudaError_t launch(const SplitRows& p, cudaStream_t stream) {
