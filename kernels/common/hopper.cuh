@@ -82,6 +82,25 @@ __device__ __forceinline__ void pass_turn(int whose) {
   asm volatile("bar.arrive %0, %1;" ::"r"(whose), "n"(2 * kWarpgroup) : "memory");
 }
 
+// All of both, by the barrier of that number.
+template <int Barrier>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(Barrier), "n"(2 * kWarpgroup) : "memory");
+}
+
+// True for all of both where it is for one; a barrier too.
+template <int Barrier>
+__device__ __forceinline__ bool any(bool mine) {
+  int found;
+  asm volatile(
+      "{\n.reg .pred mine, found;\nsetp.ne.b32 mine, %1, 0;\n"
+      "barrier.cta.red.or.pred found, %2, %3, mine;\nselp.b32 %0, 1, 0, found;\n}"
+      : "=r"(found)
+      : "r"(static_cast<int>(mine)), "n"(Barrier), "n"(2 * kWarpgroup)
+      : "memory");
+  return found != 0;
+}
+
 // --- matrix products of a warpgroup --------------------------------------------------------------
 
 // Rows of 32 halves, 64 bytes each, in groups of 8 rows that are 512 bytes apart, swizzled: of row r

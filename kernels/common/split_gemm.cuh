@@ -11,6 +11,7 @@
 // Moves: a block reads 1536 bytes of L2 for each of k. Blocks with the same columns run side by side,
 //   so that W comes from memory once.
 #pragma once
+#include "exponent.cuh"
 #include "hopper.cuh"
 
 namespace split_gemm {
@@ -28,12 +29,14 @@ static_assert(sizeof(half[kRows][kPanel]) % 1024 == 0, "matrices start where the
 struct Shared {
   Stage stages[kStages];
   uint64_t full[kStages], empty[kStages];
+  int e[kRows], f[kColumns];  // exponents of the tile's rows and columns
 };
 constexpr int kShared = sizeof(Shared) + 1024;  // room to start at 1024 bytes
 
 // The four matrices as the copy engine sees them, and how far k goes.
 struct Operands {
   CUtensorMap xh, xl, wh, wl;
+  const int *e, *f;
   int B, N, pairs;  // of panels: what a tensor core accumulates; the last filled up with zeros
 };
 
@@ -131,7 +134,35 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   hopper::fence_init();
 }
 
-// Tail: tail(sum, row, column): 128 columns of a warpgroup's outputs, from its thread's first on.
+// By the multiplying threads: read early, for at the end each would wait for memory.
+__device__ __forceinline__ void take_exponents(Shared& shared, const Operands& p, const Place& at) {
+  const int t = threadIdx.x - hopper::kWarpgroup;
+  static_assert(kColumns == kMultipliers * hopper::kWarpgroup, "a column a thread");
+  shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
+  if (t < kRows) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
+}
+
+// Hands the outputs of this thread over, two neighbours of a row at a time.
+template <class Tail>
+__device__ __forceinline__ void hand_over(const float (&sums)[kTurns][64], const Shared& shared,
+                                          const Place& at, const Tail& tail) {
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int i = 16 * warp + lane / 4 + 8 * r, exponent = shared.e[i];
+#pragma unroll
+    for (int h = 0; h < kTurns; ++h)
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int n = h * kWide + 8 * j + lane % 4 * 2;
+        tail(at.row + i, at.column + n, raised(sums[h][4 * j + 2 * r], exponent + shared.f[n]),
+             raised(sums[h][4 * j + 2 * r + 1], exponent + shared.f[n + 1]));
+      }
+  }
+}
+
+// Tail: tail(row, column, value, the next one's) for all of a tile, also what lies outside; then
+// tail.finish(exponents of the tile's columns, its row, its column), by all that multiplied.
 template <class Tail>
 __global__ void __launch_bounds__(kThreads, 1)
     split_gemm_kernel(const __grid_constant__ Operands p, const __grid_constant__ Tail tail) {
@@ -139,7 +170,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& shared =
       *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
   const Place at = place_of(p);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   if (threadIdx.x < hopper::kWarpgroup) {
@@ -147,11 +177,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) copy_panels(shared, p, at);
   } else {
     hopper::take_registers<232>();
+    take_exponents(shared, p, at);
     float sums[kTurns][64];
     multiply_panels(sums, shared, at);
-#pragma unroll
-    for (int h = 0; h < kTurns; ++h)
-      tail(sums[h], at.row + 16 * (warp - 4) + lane / 4, at.column + h * kWide + lane % 4 * 2);
+    hopper::meet<3>();
+    hand_over(sums, shared, at, tail);
+    tail.finish(shared.f, at.row, at.column);
   }
 }
 
@@ -197,6 +228,7 @@ cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, const
                    cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p;
+  p.e = x.exponents, p.f = w.exponents;
   p.B = static_cast<int>(x.rows), p.N = static_cast<int>(w.rows);
   p.pairs = static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel));
   const bool described = describe(p.xh, x.hi, x.rows, p.pairs, kRows) &&

@@ -8,12 +8,13 @@
 #include "vector.cuh"
 
 constexpr int kPanel = 32;  // columns of a panel
+constexpr int kResident = 1024;  // threads of a multiprocessor, at least: 64 registers each
 constexpr int kTop = 14;    // exponent of the row's largest, split
 
 // Where (row, k) stands.
-__device__ __forceinline__ int64_t place(int64_t rows, int64_t row, int64_t k) {
-  const int chunk = (k % kPanel / 8) ^ (row / 2 % 4);
-  return (k / kPanel * ((rows + 7) / 8 * 8) + row) * kPanel + chunk * 8 + k % 8;
+__device__ __forceinline__ int64_t place(int rows, int row, unsigned k) {
+  const unsigned chunk = (k % kPanel / 8) ^ (row / 2 % 4);
+  return (k / kPanel * int64_t{(rows + 7) / 8 * 8} + row) * kPanel + chunk * 8 + k % 8;
 }
 
 // The exponent of the row, by all of a block.
@@ -31,7 +32,7 @@ __device__ __forceinline__ int exponent_of_row(int top) {
 // half of a difference is finite where both are, and the factor exact.
 template <int Width, class T>
 __device__ __forceinline__ void take_centred(T (&v)[Width], const T* row, const SplitRows& p,
-                                             int64_t k) {
+                                             int k) {
   take<Width>(v, row + k);
   if constexpr (sizeof(T) == 4)
     if (p.centre != nullptr) {
@@ -43,27 +44,27 @@ __device__ __forceinline__ void take_centred(T (&v)[Width], const T* row, const 
 }
 
 template <int Threads, int Floats, int Width, class T>
-__global__ void __launch_bounds__(Threads) split_rows_kernel(SplitRows p) {
+__global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kernel(SplitRows p) {
   constexpr int kHeld = Floats / Width / (sizeof(T) / 4);  // loads of a thread that stay
-  constexpr int64_t kStep = Threads * Width, kAtOnce = kStep * kHeld;
+  constexpr int kStep = Threads * Width, kAtOnce = kStep * kHeld;
   const T* row = static_cast<const T*>(p.v) + blockIdx.x * p.v_stride;
-  const int64_t start = threadIdx.x * Width;
-  const int64_t end = (p.K + 2 * kPanel - 1) / (2 * kPanel) * (2 * kPanel);
+  const int K = static_cast<int>(p.K), rows = static_cast<int>(p.rows), start = threadIdx.x * Width;
+  const int end = (K + 2 * kPanel - 1) / (2 * kPanel) * (2 * kPanel);
   const int sign = p.divide ? -1 : 1;
-  const bool held = p.K <= kAtOnce;
+  const bool held = K <= kAtOnce;
   T values[kHeld][Width];
-  const auto load = [&](int64_t first) {
+  const auto load = [&](int first) {
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
-      if (first + u * kStep < p.K) take_centred<Width>(values[u], row, p, first + u * kStep);
+      if (first + u * kStep < K) take_centred<Width>(values[u], row, p, first + u * kStep);
   };
   int top = kNoExponent, finite = 1;
-  for (int64_t first = start; first < p.K; first += kAtOnce) {
+  for (int first = start; first < K; first += kAtOnce) {
     load(first);
 #pragma unroll
     for (int u = 0; u < kHeld; ++u) {
-      const int64_t k = first + u * kStep;
-      if (k >= p.K) continue;
+      const int k = first + u * kStep;
+      if (k >= K) continue;
       int c[Width];
       take<Width>(c, p.c + k);
 #pragma unroll
@@ -77,23 +78,23 @@ __global__ void __launch_bounds__(Threads) split_rows_kernel(SplitRows p) {
   const int e = exponent_of_row<Threads>(top);
   finite = __syncthreads_and(finite);
   if (threadIdx.x == 0) p.e[blockIdx.x] = p.divide && !finite ? kNotFinite : e;
-  for (int64_t first = start; first < end; first += kAtOnce) {
+  for (int first = start; first < end; first += kAtOnce) {
     if (!held) load(first);
 #pragma unroll
     for (int u = 0; u < kHeld; ++u) {
-      const int64_t k = first + u * kStep;
+      const int k = first + u * kStep;
       if (k >= end) continue;
       int c[Width] = {};
-      if (k < p.K) take<Width>(c, p.c + k);
+      if (k < K) take<Width>(c, p.c + k);
       alignas(8) half hi[Width], lo[Width];
 #pragma unroll
       for (int j = 0; j < Width; ++j) {
-        const T scaled = k < p.K ? raised(values[u][j], sign * c[j] - e) : T(0);
+        const T scaled = k < K ? raised(values[u][j], sign * c[j] - e) : T(0);
         hi[j] = __float2half_rn(static_cast<float>(scaled));
         const T rest = scaled - static_cast<T>(__half2float(hi[j]));  // NaN where hi is infinite
         lo[j] = __float2half_rn(rest == rest ? static_cast<float>(rest) : 0.f);
       }
-      const int64_t to = place(p.rows, blockIdx.x, k);
+      const int64_t to = place(rows, blockIdx.x, k);
       give<Width>(p.hi + to, hi);
       give<Width>(p.lo + to, lo);
     }
@@ -118,6 +119,7 @@ static cudaError_t launch_rows(const SplitRows& p, cudaStream_t stream) {
 
 cudaError_t launch(const SplitRows& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
-  if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;  // the grid's limit in x
+  // the grid's limit in x; indices within a row, and a step beyond, are int
+  if (p.rows > INT32_MAX || p.K > INT32_MAX - (1 << 20)) return cudaErrorInvalidConfiguration;
   return p.is_double ? launch_rows<double>(p, stream) : launch_rows<float>(p, stream);
 }
