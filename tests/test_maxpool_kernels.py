@@ -217,7 +217,7 @@ def test_one_z_that_is_not_finite(name, pool, count, value):
 @every_call
 @pytest.mark.parametrize("pair", [(INF, -INF), (-INF, -INF), (INF, INF), (NAN, INF), (-INF, NAN)])
 def test_a_window_of_two_that_are_not_finite(name, pair):
-    wanted = NAN if NAN in pair or pair[0] != pair[0] or pair[1] != pair[1] else max(pair)
+    wanted = NAN if any(map(math.isnan, pair)) else max(pair)
     for biases in ([*pair, 1.0, 2.0], [1.0, 2.0, *pair], [*reversed(pair), 0.5, 7.0]):
         y = of_biases(rung(name), biases, 2, 1.0, device_of(name))
         torch.testing.assert_close(y, torch.tensor([wanted]), equal_nan=True)
@@ -296,8 +296,6 @@ def test_rows_that_cancel_are_right(name, by, scale):
     """One side of every pair far below: half a product has A = -B but for what is left."""
     device = device_of(name)
     given, x = lowered(by, scale=scale, device=device), numbered(70).to(device)
-    if by == -INF:
-        return
     assert_right(name, rung(name), x, given)
 
 
@@ -319,19 +317,17 @@ def test_a_row_that_is_flagged_is_rounded_once(by):
 
 
 def test_control_without_a_guard_a_masked_feature_is_nan():
-    """In plain torch, biases of float32 among it: far off where eager is not."""
+    """In plain torch, biases in float32 too: far off where eager is not."""
+    x = drawn((40, 301), 7)
     for by, least in ((10.0, 1e-5), (1e4, 1e-3)):
-        given, x = lowered(by, 301, 2001), numbered(40, 301)[:, :]
-        x[:, 0] = 0
-        folded = chain.fold(torch.float32, *given[:3])
-        y, true = chain.plain(x, *folded, *given[2:]), values(x, *given)
-        error, eager = (
-            ((v - true).abs() / true.abs()).max() for v in (y, chain.reference(x, *given))
-        )
-        assert error > least and error > 20 * eager
+        given = lowered(by, 301, 2001)
+        found = chain.plain(x, *chain.fold(torch.float32, *given[:3]), *given[2:])
+        true, eager = values(x, *given), chain.reference(x, *given)
+        error, own = (((y - true).abs() / true.abs()).max() for y in (found, eager))
+        assert error > least and error > 20 * own
     given = lowered(INF, 301, 2001)
-    y = chain.plain(x, *chain.fold(torch.float32, *given[:3]), *given[2:])
-    assert y.isnan().all() and values(x, *given).isfinite().all()
+    found = chain.plain(x, *chain.fold(torch.float32, *given[:3]), *given[2:])
+    assert found.isnan().all() and values(x, *given).isfinite().all()
 
 
 @needs_compiler
