@@ -124,13 +124,10 @@ def test_every_step_is_explained():
 # --- the fold ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("N", [1, 2, 3, 17, 40])
-@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize(("pool", "N"), [(1, 1), (1, 3), (1, 40), (2, 2), (2, 3), (2, 17), (2, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_fold_is_differences_and_sums(dtype, pool, N):
     """Differences are rounded once, in the weights' type; sums are made in float64."""
-    if pool > N:
-        return
     weight, bias, *_ = parameters(9, N, pool, 1.0)
     bias += 1e6  # alike and far: c is their difference all the same
     D, c, w_sum, b_sum = chain.fold(dtype, weight, bias, pool)
@@ -231,16 +228,17 @@ def test_the_drop_in_at_a_size_that_is_halved(shape, by):
     """Rows at most twice as wrong as eager's worst, or rounded once."""
     rows, N, pool, scale = shape
     reference, new = twins(256, N, pool, scale)
-    if pool == 1 and by == INF:
-        return
     with torch.no_grad():
         for model in (reference, new):
             model.matmul.bias[1::2] -= by
         x = drawn((rows, 256), 7)
         true = values(x, new.matmul.weight, new.matmul.bias, pool, scale)
         y, eager = new(x), reference(x)
-    own = ((eager - true).abs() / true.abs()).max().item()
-    assert ((y - true).abs() / true.abs()).max().item() <= max(2 * own, 2e-7)
+    odd = ~true.isfinite()  # a window that is masked as a whole
+    assert torch.equal(y[odd].double(), true[odd]) and odd.any() == (pool == 1 and by == INF)
+    errors = (((v - true) / true)[~odd].abs() for v in (y, eager))
+    ours, own = (e.max().item() if e.numel() else 0.0 for e in errors)
+    assert ours <= max(2 * own, 2e-7)
 
 
 # --- how far the halves cancel ----------------------------------------------------------------
