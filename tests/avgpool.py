@@ -25,7 +25,7 @@ U32, U64 = 2.0**-24, 2.0**-53  # unit roundoffs
 TINY = 2.0**-149  # the least float32: an underflow loses no more
 STEEPEST = 1.13  # of GELU: |g'| is nowhere larger
 LOST = 2e-15  # by 1 + erf in float64, times |u|: below -8.3 torch's GELU is 0
-RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung}
+RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung and v.implementation != "hopper"}
 CPU_RUNGS = [name for name, v in RUNGS.items() if v.devices == ("cpu",)]
 CUDA_RUNGS = [name for name, v in RUNGS.items() if v.devices == ("cuda",)]
 ALL_RUNGS = [

@@ -28,7 +28,7 @@ TINY = 2.0**-149  # the least float32: an underflow loses no more
 TILE, EPS = 1024, 1e-5  # kTile of problem.h
 EXP = 3  # roundings of an exp, the one of its argument's last digit among them
 SUMS = 64  # float32 additions of a sum of exp, one after the other, but for long rows on a GPU
-RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung}
+RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung and v.implementation != "hopper"}
 EVAL, TRAIN = ([n for n, v in RUNGS.items() if v.modes == (mode,)] for mode in ("eval", "train"))
 
 

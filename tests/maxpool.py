@@ -26,7 +26,7 @@ FOLDER = paths.kernels() / chain.SLUG
 U32, U64 = 2.0**-24, 2.0**-53  # unit roundoffs
 TINY = 2.0**-149  # the least float32: an underflow loses no more
 CHAIN = 64  # kChain of guard.cuh: products that a GPU adds in float32 for a row that is flagged
-RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung}
+RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung and v.implementation != "hopper"}
 # How a rung may be called: our best one on a CPU by halves, and without (pools above 2).
 CALLS = {
     "cpu_01_row_at_a_time": ("cpu", "chain"),

@@ -276,9 +276,10 @@ def test_its_cuda_sources_compile(slug, written, built, monkeypatch):
     space: dict = {}
     exec(written[slug][0].read_text(), space)
     assert space["LIBRARIES"]["cuda"]
-    for name, _, files, flags in space["LIBRARIES"]["cuda"]:
+    for name, kind, files, flags in space["LIBRARIES"]["cuda"]:
         unit = space["_unit"](name, [file for file in files if file.endswith(".cu")])
-        assert build.cubin(unit, flags=[*flags, "-DWB_CUDA"]).kernels
+        arch = "90a" if kind == "hopper" else "90"
+        assert build.cubin(unit, arch=arch, flags=[*flags, "-DWB_CUDA"]).kernels
 
 
 # --- the text ---------------------------------------------------------------------------------

@@ -408,3 +408,12 @@ def test_every_variant_predicts():
         for v in PROBLEM.variants:
             if v.predict:
                 assert 0 < v.predict(PROBLEM.shape(name), reach) < 1e9
+
+
+@needs_compiler
+def test_an_infinite_input_is_nan_where_the_reference_has_nan():
+    reference, new = twins(256, 2048, 2, 0.5)
+    x = torch.ones(1, 256)
+    x[0, 7] = math.inf
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), reference(x), equal_nan=True)

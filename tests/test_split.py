@@ -110,7 +110,7 @@ def test_product_of_families(family):
         W = W / powers if family == "against each other" else W
     x, W = x.cuda(), W.cuda()
     z, true = split.product(x, split.halved(W)).sum(0), x.double() @ W.double().T
-    assert_accurate(z, torch.mm(x, W.T), true)
+    assert_accurate(*(t.cpu() for t in (z, torch.mm(x, W.T), true)))
 
 
 @on_hopper
@@ -209,7 +209,7 @@ def test_the_drop_in_takes_it_where_it_is_large(slug, mode, monkeypatch):
     with torch.no_grad():
         y, eager, true = new(x), model(x), model.double()(x.double())
         assert seen
-        assert_accurate(y, eager, true)
+        assert_accurate(*(t.cpu() for t in (y, eager, true)))
         model.float()
         seen.clear()
         new(x[:2])

@@ -79,7 +79,8 @@ def derivation(
 
 
 def resources(p: Problem, arch: str = "90") -> Text:
-    """Registers, spills and shared memory of each CUDA rung, compiled here to sm_`arch`."""
+    """Registers, spills and shared memory of each CUDA rung, compiled here to sm_`arch`; of rungs
+    for Hopper, to sm_90a."""
     rungs = [v for v in p.variants if v.is_rung and v.source.suffix == ".cu"]
     lacking = ops.missing("cuda")
     if lacking:
@@ -87,11 +88,11 @@ def resources(p: Problem, arch: str = "90") -> Text:
     include = [paths.kernels() / p.slug, paths.kernels() / "common"]
     rows = []
     for v in rungs:
-        flags = ["-DWB_CUDA", *v.flags]
+        flags, target = ["-DWB_CUDA", *v.flags], "90a" if v.implementation == "hopper" else arch
         rows += [
             f"| {v.key} | `{k.name.split('(')[0].removeprefix('void ')}` "
             f"| {k.registers} | {k.spill_bytes} | {k.shared_bytes} |"
-            for k in build.cubin(v.source, arch=arch, include=include, flags=flags).kernels
+            for k in build.cubin(v.source, arch=target, include=include, flags=flags).kernels
         ]
     head = "| rung | kernel | registers a thread | bytes spilled | bytes shared |"
     return Text("\n".join([head, "|---|---|---|---|---|", *rows]))

@@ -153,6 +153,33 @@ void mean(const Tensor& weight, const Tensor& bias, const Tensor& total, Tensor&
 
 WB_REGISTER_ALSO(mean,
                  "(Tensor weight, Tensor bias, Tensor total, Tensor(a!) mean, int batch) -> ()")
+
+// total (K) <- the sum of x (B, K) over the batch; c (K) <- the median of the means of its groups, at
+// most kGroups, of B / groups rows each; partial (groups kCentreSlices + 1, K) is scratch.
+void centre(const Tensor& x, Tensor& partial, Tensor& total, Tensor& c) {
+  wb::expect_rows(x, "x");
+  Centre p{};
+  p.B = x.size(0);
+  p.K = x.size(1);
+  p.x_stride = x.stride(0);
+  WB_CHECK(p.B > 0, "x: got no sample; wants at least one");
+  p.groups = static_cast<int>(p.B < kGroups ? p.B : kGroups);
+  p.rows = p.B / p.groups;
+  wb::expect(partial, "partial", wb::Double, {p.groups * kCentreSlices + 1, p.K});
+  wb::expect(total, "total", wb::Double, {p.K});
+  wb::expect_same_device(x, "x", partial, "partial");
+  wb::expect_same_device(x, "x", total, "total");
+  vector_of(c, "c", p.K, x, "x");
+  p.x = x.const_data_ptr<float>();
+  p.partial = partial.mutable_data_ptr<double>();
+  p.total = total.mutable_data_ptr<double>();
+  p.c = c.mutable_data_ptr<float>();
+  if (p.K == 0) return;
+  const wb::OnDevice on(x);
+  wb::check(launch(p, on.stream), "centre of the batch");
+}
+
+WB_REGISTER_ALSO(centre, "(Tensor x, Tensor(a!) partial, Tensor(b!) total, Tensor(c!) c) -> ()")
 #else
 // Of features first .. last: map (3, N) <- shift, a, d of the batch; var (N) <- its unbiased variance.
 void statistics(const Tensor& z, const Tensor& bias, const Tensor& gamma, const Tensor& beta,

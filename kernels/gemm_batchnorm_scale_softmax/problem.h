@@ -81,6 +81,18 @@ struct Mean {
   int64_t B, K, N, W_stride;
 };
 cudaError_t launch(const Mean& p, cudaStream_t stream);
+
+// total (K) <- the sum of x over the batch; c (K) <- the median of the means of its groups.
+struct Centre {
+  const float* x;   // (B, K), rows x_stride apart
+  double* partial;  // (groups kCentreSlices + 1, K)
+  double* total;
+  float* c;
+  int64_t B, K, x_stride, rows;  // rows of a group
+  int groups;                    // at most kGroups
+};
+constexpr int kGroups = 5, kCentreSlices = 4;
+cudaError_t launch(const Centre& p, cudaStream_t stream);
 cudaError_t launch(const Statistics& p, cudaStream_t stream);
 #endif
 #else

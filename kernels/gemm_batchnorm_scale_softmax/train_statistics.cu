@@ -43,10 +43,12 @@ __global__ void __launch_bounds__(kBatchThreads) batch_sums_kernel(Statistics p)
 
 __global__ void __launch_bounds__(kBatchThreads) batch_map_kernel(Statistics p) {
   const int64_t n = blockIdx.x * static_cast<int64_t>(kBatchThreads) + threadIdx.x;
-  double sum[2] = {};
-  for (int part = 0; n < p.N && part < 2 * p.slices; ++part)
-    sum[part % 2] += p.partial[part * p.N + n];
-  if (n < p.N) write_feature(p, n, sum[0], sum[1]);
+  double sum = 0, square = 0;
+  for (int64_t slice = 0; n < p.N && slice < p.slices; ++slice) {
+    sum += p.partial[2 * slice * p.N + n];
+    square += p.partial[(2 * slice + 1) * p.N + n];
+  }
+  if (n < p.N) write_feature(p, n, sum, square);
 }
 
 cudaError_t launch(const Statistics& p, cudaStream_t stream) {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) half_maxpool_sum_scale_kernel(Pooled
   size = block_sum<kThreads>(size, scratch[1]);
   if (threadIdx.x > 0) return;
   p.y[i] = scaled(sum / p.pool, p.scale);
-  if (p.M > 0) p.flags[i] = !(size <= p.limit * fabs(sum));  // NaN is flagged
+  if (p.M > 0) p.flags[i] = !(size <= p.limit * fabs(sum) && sum - sum == 0);  // NaN is flagged
   if (i == 0 && p.M > 0) *p.done = 0;
 }
 

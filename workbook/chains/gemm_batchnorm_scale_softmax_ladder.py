@@ -93,12 +93,13 @@ def ladder(op: FusedOp, of_batch: FusedOp, tracked: Callable) -> tuple[Variant, 
         ("03_row_in_registers.cu", "tail", _moving(8.0), "online, one walk, the row in registers"),
         ("04_tiles.cu", "tiles", _moving(8.0), "long rows by tiles, each reduced by itself"),
     )  # fmt: skip
+    others = ("04_tiles.cu", "train_centre.cu", "train_mean.cu")
     said_of_batch = (
         ("cpu_train.cpp", "blocks", _moving(24.0, 0), ("cpu.cpp",),
          "centred before the product, statistics of a block in the cache"),
-        ("train_statistics.cu", "tiles", _moving(24.0, 8), ("04_tiles.cu", "train_mean.cu"),
+        ("train_statistics.cu", "tiles", _moving(24.0, 8), others,
          "centred before the product, statistics without atomics"),
-        ("train_statistics.cu", "split", _by_halves(16.0, 9), ("04_tiles.cu", "train_mean.cu"),
+        ("train_statistics.cu", "split", _by_halves(16.0, 9), others,
          "centred while x is split in halves, the product on tensor cores", *split.SHARED),
     )  # fmt: skip
     rungs = [

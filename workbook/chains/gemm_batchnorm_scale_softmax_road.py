@@ -32,7 +32,11 @@ def _logits(x, w, b, gamma, beta, mean, var, scale, eps) -> Tensor:
 
 def _by_parts(t: Tensor, *, rescaled: bool = True) -> Tensor:
     """Softmax from two parts of a row, each with its own maximum m and sum s."""
-    parts = t.split([t.size(1) // 3, t.size(1) - t.size(1) // 3], dim=1)
+    third = max(1, t.size(1) // 3)
+    parts = [
+        t[:, :third],
+        t[:, third:] if t.size(1) > 1 else t.new_full((t.size(0), 1), -torch.inf),
+    ]
     m = [part.amax(1, keepdim=True) for part in parts]
     s = [(part - of).exp().sum(1, keepdim=True) for part, of in zip(parts, m, strict=True)]
     most = torch.maximum(*m)

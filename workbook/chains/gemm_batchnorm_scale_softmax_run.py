@@ -22,6 +22,7 @@ from workbook import gemm, ops, split, sums
 __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
 SLUG = "gemm_batchnorm_scale_softmax"
+CENTRE_SLICES = 4  # of a group: kCentreSlices of the CUDA kernel, as GROUPS is its kGroups
 GROUPS = 5  # parts of a batch, of whose means the median is taken: one far row moves no median
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
@@ -279,9 +280,13 @@ def _run_batch(
     weight, *vectors = parameters
     B, N = x.size(0), weight.size(0)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
-    map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
-    _beside(run, "mean")(ops.adjacent(weight), vectors[0], sums.column_sum(x), mean, B)
-    y = multiply(x, centre(x), weight)
+    x, K = ops.adjacent(x), x.size(1)
+    map_, mean, var, c = (x.new_empty(shape) for shape in ((3, N), (N,), (N,), (K,)))
+    slices = min(GROUPS, B) * CENTRE_SLICES + 1
+    scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
+    _beside(run, "centre")(x, scratch, total, c)
+    _beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
+    y = multiply(x, c, weight)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
     _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
     run(y, *map_, _tiles_of(y))
@@ -306,7 +311,7 @@ def _run_batch_split(
     return _run_batch(run, x, parameters, options, multiply)
 
 
-BATCH_FILES = ("04_tiles.cu", "train_mean.cu", "train_statistics.cu")
+BATCH_FILES = ("04_tiles.cu", "train_centre.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
     SLUG,

@@ -234,7 +234,9 @@ def _by_fmax(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -
 
 def _running_sum(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> Tensor:
     used = bias.size(0) // 2 * 2
-    w_sum, b_sum = weight[:used].cumsum(0)[-1], bias[:used].cumsum(0)[-1]
+    start = torch.zeros_like(weight[0]), torch.zeros_like(bias[:1])
+    w_sum = functools.reduce(torch.add, weight[:used], start[0])  # a cumsum adds in another order
+    b_sum = functools.reduce(torch.add, bias[:used], start[1])
     magnitudes = F.linear(x, _differences(weight), _differences(bias)).double().abs().sum(1)
     return (scale / 2 * (x.double() @ w_sum.double() + b_sum + magnitudes)).to(x.dtype)
 

@@ -128,7 +128,7 @@ def run_half_blocks(
             once = part[:, :0], w_sum[:0]
         total = sums[:, 0] + sums[:, 1] + b_sum
         found.copy_(scaled(total / pool, scale))
-        flagged = ~(sums[:, 2] <= limit * total.abs())  # NaN is flagged
+        flagged = ~((sums[:, 2] <= limit * total.abs()) & total.isfinite())  # NaN is flagged
         if pool == 2 and flagged.any():
             found[flagged] = directly(part[flagged], *parameters, *options)
     return y
