@@ -1,42 +1,50 @@
 // z = x W^T in float32's accuracy on the tensor cores of a Hopper GPU, for any tail.
-//   x[i,k] = 2^e[i] (xh[i,k] + xl[i,k]),  W[n,k] = 2^f[n] (wh[n,k] + wl[n,k]),  h and l in half
-//   z[i,n] = 2^(e[i] + f[n]) sum_k (xh wl + xl wh + xh wh)[k]
+//   x[i,k] 2^c[k] = 2^e (xh[i,k] + xl[i,k]),  W[n,k] 2^-c[k] = 2^f[n] (wh[n,k] + wl[n,k]),
+//   h and l in half;  z[i,n] = 2^f[n] sum_k 2^e (xh wl + xl wh + xh wh)[k]
 // A tensor core rounds what it accumulates toward zero, in every instruction. So it accumulates over
 // 64 of k only, small terms first, and the sum of these goes on in ordinary float32 registers, that
 // round to nearest ("promotion").
-// Who owns what: a block owns a tile of 128 x 256 outputs, over one part of k. One thread asks the copy
-//   engine for panels of the four matrices, kStages ahead. Two warpgroups own 64 rows each and
-//   multiply, 128 columns after the other 128. They take turns: while one promotes, waits and begins
-//   again, the other's products run.
-// Moves: a block reads 1536 bytes of L2 for each of k. Blocks with the same columns run side by side,
-//   so that W comes from memory once.
+// Who owns what: a block owns a tile of 128 x Columns outputs, over one part of k. One thread asks the
+//   copy engine for panels of 32 of k, some stages ahead. Two warpgroups own 64 rows each and
+//   multiply, 128 columns at a time. They take turns: while one promotes, waits and begins again, the
+//   other's products run.
+// Two ways to take x. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each
+//   thread splits what it multiplies, with an exponent for each row and 64 of k, which costs
+//   registers (128 columns, not 256) and no pass over x.
+// Moves: a block reads 512 + 4 Columns bytes of L2 for each of k. Blocks with the same columns run side
+//   by side, so that W comes from memory once.
 #pragma once
 #include "exponent.cuh"
 #include "hopper.cuh"
 
 namespace split_gemm {
 
-constexpr int kRows = 128, kColumns = 256, kPanel = 32;  // of a block's tile; of k in a panel
-constexpr int kWide = 128, kTurns = kColumns / kWide;    // columns of one instruction; of a pair
+constexpr int kRows = 128, kPanel = 32, kStep = 16;  // of a tile; of k in a panel, an instruction
+constexpr int kWide = 128;                           // columns of one instruction
 constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
-constexpr int kStages = 4, kStep = 16;  // of k in one instruction
+constexpr int kTop = 14;     // exponent of the largest of 64 after a raw row is split
+constexpr int kLifted = 40;  // sums of raw rows are 2^-40 of what they stand for: none overflows
 
-struct Stage {  // a panel of each matrix
-  half xh[kRows][kPanel], xl[kRows][kPanel], wh[kColumns][kPanel], wl[kColumns][kPanel];
+template <int Columns>
+struct Stage {  // a panel of each matrix: xh, then xl; or raw x
+  half x[2][kRows][kPanel], wh[Columns][kPanel], wl[Columns][kPanel];
 };
-static_assert(sizeof(half[kRows][kPanel]) % 1024 == 0, "matrices start where the swizzle does");
 
+template <int Columns>
 struct Shared {
-  Stage stages[kStages];
+  static constexpr int kStages = Columns == 256 ? 4 : 6;
+  Stage<Columns> stages[kStages];
   uint64_t full[kStages], empty[kStages];
-  int e[kRows], f[kColumns];  // exponents of the tile's rows and columns
+  alignas(16) int8_t c[kStages][kPanel];
+  int e[kRows], f[Columns];  // exponents of the tile's rows and columns
 };
-constexpr int kShared = sizeof(Shared) + 1024;  // room to start at 1024 bytes
+static_assert(sizeof(Stage<256>) % 1024 == 0 && sizeof(Stage<128>) % 1024 == 0, "swizzles repeat");
 
-// The four matrices as the copy engine sees them, and how far k goes.
+// The matrices as the copy engine sees them, and how far k goes.
 struct Operands {
-  CUtensorMap xh, xl, wh, wl;
+  CUtensorMap x, xl, wh, wl;  // x: xh, or raw
   const int *e, *f;
+  const int8_t* c;
   int B, N, pairs;  // of panels: what a tensor core accumulates; the last filled up with zeros
 };
 
@@ -45,63 +53,167 @@ struct Place {
   int row, column, first, pairs;
 };
 
+template <int Columns>
 __device__ __forceinline__ Place place_of(const Operands& p) {
   const int down = (p.B + kRows - 1) / kRows;  // tiles that share columns
   const int64_t parts = gridDim.y, part = blockIdx.y;
   const int first = static_cast<int>(p.pairs * part / parts);
   const int last = static_cast<int>(p.pairs * (part + 1) / parts);
   const int row = blockIdx.x % down, column = blockIdx.x / down;
-  return {row * kRows, column * kColumns, first, last - first};
+  return {row * kRows, column * Columns, first, last - first};
 }
 
 // One thread of the block: fills stage after stage, as soon as all that read it are done with it.
-__device__ __forceinline__ void copy_panels(Shared& shared, const Operands& p, const Place& at) {
+template <int Columns, bool Raw>
+__device__ __forceinline__ void copy_panels(Shared<Columns>& shared, const Operands& p,
+                                            const Place& at) {
+  constexpr int kStages = Shared<Columns>::kStages;
   constexpr int kLong = 8;  // rows of a matrix in a row of the copy engine's
   const int row = at.row / kLong, column = at.column / kLong;
   for (int i = 0; i < 2 * at.pairs; ++i) {
     const int s = i % kStages, panel = 2 * at.first + i;
+    Stage<Columns>& stage = shared.stages[s];
+    uint64_t* full = &shared.full[s];
     hopper::wait(&shared.empty[s], (i / kStages + 1) % 2);
-    hopper::expect(&shared.full[s], sizeof(Stage));
-    Stage& stage = shared.stages[s];
-    hopper::load_box(stage.xh, p.xh, row, panel, &shared.full[s]);
-    hopper::load_box(stage.wl, p.wl, column, panel, &shared.full[s]);
-    hopper::load_box(stage.xl, p.xl, row, panel, &shared.full[s]);
-    hopper::load_box(stage.wh, p.wh, column, panel, &shared.full[s]);
+    hopper::expect(full, sizeof(stage) + (Raw ? kPanel : 0));
+    if constexpr (Raw) {
+      hopper::load_box(stage.x, p.x, panel * kPanel, at.row, full);
+      hopper::load_bytes(shared.c[s], p.c + panel * kPanel, kPanel, full);
+    } else {
+      hopper::load_box(stage.x[0], p.x, 0, row, panel, full);
+      hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
+    }
+    hopper::load_box(stage.wl, p.wl, 0, column, panel, full);
+    hopper::load_box(stage.wh, p.wh, 0, column, panel, full);
   }
 }
 
-// part (64, 128) <- or += x (64, 32) w (128, 32)^T.
-__device__ __forceinline__ void multiply_panel(float (&part)[64], const half (*x)[kPanel],
-                                               const half (*w)[kPanel], bool add) {
-  const uint64_t a = hopper::rows_of_32(x), b = hopper::rows_of_32(w);
-  constexpr int kNext = kStep * sizeof(half) >> 4;  // in a descriptor's unit
-#pragma unroll
-  for (int k = 0; k < kPanel / kStep; ++k)
-    hopper::multiply(part, a + k * kNext, b + k * kNext, add || k > 0);
-}
+// --- the left side of a pair of panels, for 64 rows -------------------------------------------------
 
-// part (64, 128) <- the three products of a pair of panels: rows from m, columns from n on. At the
-// end the other warpgroup's turn is over the last of them: they keep the tensor cores busy meanwhile.
-__device__ __forceinline__ void multiply_pair(float (&part)[64], const Stage* pair, int m, int n,
-                                              int mine) {
+// Split before: it stays in shared memory.
+template <int Columns>
+struct SplitRows {
+  const Stage<Columns>* pair;
+  int first;  // of this warpgroup's rows
+
+  __device__ __forceinline__ SplitRows(Shared<Columns>& shared, int stage, int mine)
+      : pair(shared.stages + stage), first((mine - 1) * 64) {}
+
+  template <int Part>  // 0: hi, 1: lo
+  __device__ __forceinline__ void multiply(float (&part)[64], int panel,
+                                           const half (*w)[kPanel], bool add) const {
+    const uint64_t a = hopper::rows_of_32(pair[panel].x[Part] + first), b = hopper::rows_of_32(w);
+#pragma unroll
+    for (int k = 0; k < kPanel / kStep; ++k)
+      hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
+  }
+
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] += part[j];
+  }
+};
+
+// Raw: a thread holds, of rows g and g + 8 of its warp's 16, what the products ask of it, split.
+template <int Columns>
+struct RawRows {
+  uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
+  float scale[2];
+
+  __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine) {
+    float v[4][4][2];
+    int c[4][2][2], top[2] = {kNoExponent, kNoExponent};
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (mine - 1) * 64;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const auto* x = reinterpret_cast<const uint8_t*>(shared.stages[stage + s / 2].x);
+      const int8_t* of_k = shared.c[stage + s / 2] + s % 2 * kStep + lane % 4 * 2;
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        const char2 two = *reinterpret_cast<const char2*>(of_k + 8 * q);
+        c[s][q][0] = two.x, c[s][q][1] = two.y;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          // rows of 128 bytes, swizzled: of row i the 16 bytes b stand at b ^ (i % 8)
+          const int i = row + 8 * r, b = s % 2 * 4 + q * 2 + lane % 4 / 2;
+          const auto* from = x + i * 128 + (b ^ i % 8) * 16 + lane % 2 * 8;
+          const float2 pair = *reinterpret_cast<const float2*>(from);
+          v[s][r + 2 * q][0] = pair.x, v[s][r + 2 * q][1] = pair.y;
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int exponent = exponent_of(v[s][r + 2 * q][j]);
+            if (exponent != kNoExponent) top[r] = max(top[r], exponent + c[s][q][j]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = max(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+      top[r] = max(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+      top[r] = top[r] == kNoExponent ? 0 : top[r] - kTop;
+      scale[r] = raised(1.f, top[r] - kLifted);
+    }
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int a = 0; a < 4; ++a) split(hi[s][a], lo[s][a], v[s][a], c[s][a / 2], top[a % 2]);
+  }
+
+  static __device__ __forceinline__ void split(uint32_t& hi, uint32_t& lo, const float (&v)[2],
+                                               const int (&c)[2], int top) {
+    const float one = raised(v[0], c[0] - top), two = raised(v[1], c[1] - top);
+    const half2 high = __floats2half2_rn(one, two);
+    const float rest = one - __low2float(high), other = two - __high2float(high);
+    // NaN where hi is infinite
+    const half2 low = __floats2half2_rn(rest == rest ? rest : 0.f, other == other ? other : 0.f);
+    hi = reinterpret_cast<const uint32_t&>(high), lo = reinterpret_cast<const uint32_t&>(low);
+  }
+
+  template <int Part>
+  __device__ __forceinline__ void multiply(float (&part)[64], int panel,
+                                           const half (*w)[kPanel], bool add) const {
+    const uint64_t b = hopper::rows_of_32(w);
+#pragma unroll
+    for (int k = 0; k < kPanel / kStep; ++k)
+      hopper::multiply(part, Part ? lo[2 * panel + k] : hi[2 * panel + k], b + k * hopper::kNext,
+                       add || k > 0);
+  }
+
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
+  }
+};
+
+// --- the products -----------------------------------------------------------------------------------
+
+// part (64, 128) <- the three products of a pair of panels, for columns from n on. At the end the
+// other warpgroup's turn is over the last of them: they keep the tensor cores busy meanwhile.
+template <int Columns, class Rows>
+__device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows& x,
+                                              const Stage<Columns>* pair, int n, int mine) {
   hopper::take_turn(mine);
   hopper::fence_products();
-  multiply_panel(part, pair[0].xh + m, pair[0].wl + n, false);
-  multiply_panel(part, pair[1].xh + m, pair[1].wl + n, true);
-  multiply_panel(part, pair[0].xl + m, pair[0].wh + n, true);
-  multiply_panel(part, pair[1].xl + m, pair[1].wh + n, true);
+  x.template multiply<0>(part, 0, pair[0].wl + n, false);
+  x.template multiply<0>(part, 1, pair[1].wl + n, true);
+  x.template multiply<1>(part, 0, pair[0].wh + n, true);
+  x.template multiply<1>(part, 1, pair[1].wh + n, true);
   hopper::commit_products();
-  multiply_panel(part, pair[0].xh + m, pair[0].wh + n, true);
-  multiply_panel(part, pair[1].xh + m, pair[1].wh + n, true);
+  x.template multiply<0>(part, 0, pair[0].wh + n, true);
+  x.template multiply<0>(part, 1, pair[1].wh + n, true);
   hopper::commit_products();
   hopper::wait_products<1>();
   hopper::pass_turn(3 - mine);
   hopper::wait_products<0>();
 }
 
-// sums (64, 256) <- this warpgroup's outputs, without the exponents.
-__device__ __forceinline__ void multiply_panels(float (&sums)[kTurns][64], Shared& shared,
-                                                const Place& at) {
+// sums (64, Columns) <- this warpgroup's outputs, without the exponents of a split x and of W.
+template <int Columns, bool Raw>
+__device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][64],
+                                                Shared<Columns>& shared, const Place& at) {
+  using Rows = std::conditional_t<Raw, RawRows<Columns>, SplitRows<Columns>>;
+  constexpr int kStages = Shared<Columns>::kStages, kTurns = Columns / kWide;
   const int mine = threadIdx.x / hopper::kWarpgroup, lane = threadIdx.x % 32;
   if (mine == 2) hopper::pass_turn(1);
 #pragma unroll
@@ -113,21 +225,22 @@ __device__ __forceinline__ void multiply_panels(float (&sums)[kTurns][64], Share
     const int s = 2 * i % kStages, parity = 2 * i / kStages % 2;
     hopper::wait(&shared.full[s], parity);
     hopper::wait(&shared.full[s + 1], parity);
+    const Rows x(shared, s, mine);
 #pragma unroll
     for (int h = 0; h < kTurns; ++h) {
-      multiply_pair(part, shared.stages + s, (mine - 1) * 64, h * kWide, mine);
+      multiply_pair(part, x, shared.stages + s, h * kWide, mine);
       if (h + 1 == kTurns && lane == 0) {  // this warp has read them
         hopper::arrive(&shared.empty[s]);
         hopper::arrive(&shared.empty[s + 1]);
       }
-#pragma unroll
-      for (int j = 0; j < 64; ++j) sums[h][j] += part[j];
+      x.promote(sums[h], part);
     }
   }
 }
 
-__device__ __forceinline__ void init_barriers(Shared& shared) {
-  for (int s = 0; s < kStages; ++s) {
+template <int Columns>
+__device__ __forceinline__ void init_barriers(Shared<Columns>& shared) {
+  for (int s = 0; s < Shared<Columns>::kStages; ++s) {
     hopper::init(&shared.full[s], 1);
     hopper::init(&shared.empty[s], kMultipliers * hopper::kWarpgroup / 32);  // warps
   }
@@ -135,23 +248,25 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
 }
 
 // By the multiplying threads: read early, for at the end each would wait for memory.
-__device__ __forceinline__ void take_exponents(Shared& shared, const Operands& p, const Place& at) {
+template <int Columns, bool Raw>
+__device__ __forceinline__ void take_exponents(Shared<Columns>& shared, const Operands& p,
+                                               const Place& at) {
   const int t = threadIdx.x - hopper::kWarpgroup;
-  static_assert(kColumns == kMultipliers * hopper::kWarpgroup, "a column a thread");
-  shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
-  if (t < kRows) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
+  if (t < Columns) shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
+  if (t < kRows) shared.e[t] = Raw ? kLifted : at.row + t < p.B ? p.e[at.row + t] : 0;
 }
 
 // Hands the outputs of this thread over, two neighbours of a row at a time.
-template <class Tail>
-__device__ __forceinline__ void hand_over(const float (&sums)[kTurns][64], const Shared& shared,
-                                          const Place& at, const Tail& tail) {
+template <int Columns, class Tail>
+__device__ __forceinline__ void hand_over(const float (&sums)[Columns / kWide][64],
+                                          const Shared<Columns>& shared, const Place& at,
+                                          const Tail& tail) {
   const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int i = 16 * warp + lane / 4 + 8 * r, exponent = shared.e[i];
 #pragma unroll
-    for (int h = 0; h < kTurns; ++h)
+    for (int h = 0; h < Columns / kWide; ++h)
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         const int n = h * kWide + 8 * j + lane % 4 * 2;
@@ -162,27 +277,27 @@ __device__ __forceinline__ void hand_over(const float (&sums)[kTurns][64], const
 }
 
 // Tail: tail(row, column, value, the next one's) for all of a tile, also what lies outside; then
-// tail.finish(exponents of the tile's columns, its row, its column), by all that multiplied.
-template <class Tail>
+// tail.finish<Columns>(exponents of the tile's columns, its row, its column), by all that multiplied.
+template <int Columns, bool Raw, class Tail>
 __global__ void __launch_bounds__(kThreads, 1)
     split_gemm_kernel(const __grid_constant__ Operands p, const __grid_constant__ Tail tail) {
-  extern __shared__ uint8_t raw[];
-  Shared& shared =
-      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
-  const Place at = place_of(p);
+  extern __shared__ uint8_t memory[];
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024;
+  Shared<Columns>& shared = *reinterpret_cast<Shared<Columns>*>(start);
+  const Place at = place_of<Columns>(p);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   if (threadIdx.x < hopper::kWarpgroup) {
     hopper::give_registers<40>();
-    if (threadIdx.x == 0) copy_panels(shared, p, at);
+    if (threadIdx.x == 0) copy_panels<Columns, Raw>(shared, p, at);
   } else {
     hopper::take_registers<232>();
-    take_exponents(shared, p, at);
-    float sums[kTurns][64];
-    multiply_panels(sums, shared, at);
+    take_exponents<Columns, Raw>(shared, p, at);
+    float sums[Columns / kWide][64];
+    multiply_panels<Columns, Raw>(sums, shared, at);
     hopper::meet<3>();
     hand_over(sums, shared, at, tail);
-    tail.finish(shared.f, at.row, at.column);
+    tail.template finish<Columns>(shared.f, at.row, at.column);
   }
 }
 
@@ -194,6 +309,13 @@ struct Halves {
   const half *hi, *lo;
   const int* exponents;
   int64_t rows;
+};
+
+// Rows `stride` apart, both of 16 bytes; c, an exponent a column, is padded to 64.
+struct Raw {
+  const float* x;
+  const int8_t* c;
+  int64_t rows, stride;
 };
 
 // The driver's own function, found at run time: no library beside the runtime is linked.
@@ -209,7 +331,7 @@ inline auto encoder() {
   return found;
 }
 
-// A matrix by boxes of `box` rows of a panel, eight of them, 512 bytes, a row of the copy engine's,
+// Halves by boxes of `box` rows of a panel, eight of them, 512 bytes, a row of the copy engine's,
 // which takes long rows faster. What lies outside is 0.
 inline bool describe(CUtensorMap& map, const half* matrix, int64_t rows, int pairs, int box) {
   constexpr int kLong = 8 * kPanel;
@@ -223,28 +345,59 @@ inline bool describe(CUtensorMap& map, const half* matrix, int64_t rows, int pai
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class Tail>
-cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, const Tail& tail,
+// Raw rows by boxes of a panel of kRows of them, swizzled by the copy engine.
+inline bool describe(CUtensorMap& map, const Raw& x, int64_t K) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(x.rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.stride) * sizeof(float)};
+  const cuuint32_t boxes[] = {kPanel, kRows}, steps[] = {1, 1};
+  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, const_cast<float*>(x.x), sizes,
+                   strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <int Columns, bool IsRaw, class Tail>
+cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
                    cudaStream_t stream) {
-  if (encoder() == nullptr) return cudaErrorNotSupported;
-  Operands p;
-  p.e = x.exponents, p.f = w.exponents;
-  p.B = static_cast<int>(x.rows), p.N = static_cast<int>(w.rows);
-  p.pairs = static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel));
-  const bool described = describe(p.xh, x.hi, x.rows, p.pairs, kRows) &&
-                         describe(p.xl, x.lo, x.rows, p.pairs, kRows) &&
-                         describe(p.wh, w.hi, w.rows, p.pairs, kColumns) &&
-                         describe(p.wl, w.lo, w.rows, p.pairs, kColumns);
-  if (!described) return cudaErrorInvalidValue;
-  const auto kernel = split_gemm_kernel<Tail>;
-  cudaError_t error =
+  p.B = static_cast<int>(rows), p.N = static_cast<int>(w.rows), p.f = w.exponents;
+  if (!describe(p.wh, w.hi, w.rows, p.pairs, Columns) ||
+      !describe(p.wl, w.lo, w.rows, p.pairs, Columns))
+    return cudaErrorInvalidValue;
+  const auto kernel = split_gemm_kernel<Columns, IsRaw, Tail>;
+  constexpr int kShared = sizeof(Shared<Columns>) + 1024;  // room to start at 1024 bytes
+  static_assert(kShared <= 227 << 10, "what a block may have");
+  const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
-  const int64_t down = (x.rows + kRows - 1) / kRows, across = (w.rows + kColumns - 1) / kColumns;
+  const int64_t down = (rows + kRows - 1) / kRows, across = (w.rows + Columns - 1) / Columns;
   if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
   kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
   return cudaGetLastError();
+}
+
+inline int pairs_of(int64_t K) { return static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel)); }
+
+template <class Tail>
+cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  if (encoder() == nullptr) return cudaErrorNotSupported;
+  Operands p = {};
+  p.pairs = pairs_of(K), p.e = x.exponents;
+  if (!describe(p.x, x.hi, x.rows, p.pairs, kRows) ||
+      !describe(p.xl, x.lo, x.rows, p.pairs, kRows))
+    return cudaErrorInvalidValue;
+  return launch<256, false>(p, w, x.rows, parts, tail, stream);
+}
+
+template <class Tail>
+cudaError_t launch(const Raw& x, const Halves& w, int64_t K, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  if (encoder() == nullptr) return cudaErrorNotSupported;
+  Operands p = {};
+  p.pairs = pairs_of(K), p.c = x.c;
+  if (!describe(p.x, x, K)) return cudaErrorInvalidValue;
+  return launch<128, true>(p, w, x.rows, parts, tail, stream);
 }
 
 }  // namespace split_gemm

@@ -7,7 +7,8 @@
 #include <cstdint>
 
 struct SplitProduct {
-  const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K
+  const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K; or null: then
+  const int8_t* c;      // (64 pairs): exponents of columns, and x is split where it is multiplied
   const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32)
   const int *e, *f;     // (B), (N); f is kNotFinite for a row of W that is not
   const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
