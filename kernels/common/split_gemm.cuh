@@ -22,8 +22,9 @@ namespace split_gemm {
 constexpr int kRows = 128, kPanel = 32, kStep = 16;  // of a tile; of k in a panel, an instruction
 constexpr int kWide = 128;                           // columns of one instruction
 constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
-constexpr int kTop = 14;     // exponent of the largest of 64 after a raw row is split
-constexpr int kLifted = 40;  // sums of raw rows are 2^-40 of what they stand for: none overflows
+constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row is split
+constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
+constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
 template <int Columns>
 struct Stage {  // a panel of each matrix: xh, then xl; or raw x
@@ -108,65 +109,62 @@ struct SplitRows {
       hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
   }
 
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&)[2]) const {
 #pragma unroll
     for (int j = 0; j < 64; ++j) sum[j] += part[j];
   }
 };
 
-// Raw: a thread holds, of rows g and g + 8 of its warp's 16, what the products ask of it, split.
+// Raw: a thread holds, of rows g and g + 8 of its warp's 16, what the products ask of it, split. An
+// x 2^c beyond float belongs to an output that is beyond it too.
 template <int Columns>
 struct RawRows {
   uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
-  float scale[2];
+  int top[2];                   // exponents of the rows, for these 64 of k
 
   __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine) {
-    float v[4][4][2];
-    int c[4][2][2], top[2] = {kNoExponent, kNoExponent};
+    float v[4][4][2], most[2] = {0.f, 0.f};
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (mine - 1) * 64;
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      const auto* x = reinterpret_cast<const uint8_t*>(shared.stages[stage + s / 2].x);
-      const int8_t* of_k = shared.c[stage + s / 2] + s % 2 * kStep + lane % 4 * 2;
+    for (int s = 0; s < 4; ++s)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        const char2 two = *reinterpret_cast<const char2*>(of_k + 8 * q);
-        c[s][q][0] = two.x, c[s][q][1] = two.y;
+        const int8_t* of_k = shared.c[stage + s / 2] + s % 2 * kStep + 8 * q + lane % 4 * 2;
+        const char2 c = *reinterpret_cast<const char2*>(of_k);
+        const float raise[2] = {power_of_two(c.x), power_of_two(c.y)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           // rows of 128 bytes, swizzled: of row i the 16 bytes b stand at b ^ (i % 8)
           const int i = row + 8 * r, b = s % 2 * 4 + q * 2 + lane % 4 / 2;
+          const auto* x = reinterpret_cast<const uint8_t*>(shared.stages[stage + s / 2].x);
           const auto* from = x + i * 128 + (b ^ i % 8) * 16 + lane % 2 * 8;
-          const float2 pair = *reinterpret_cast<const float2*>(from);
-          v[s][r + 2 * q][0] = pair.x, v[s][r + 2 * q][1] = pair.y;
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int exponent = exponent_of(v[s][r + 2 * q][j]);
-            if (exponent != kNoExponent) top[r] = max(top[r], exponent + c[s][q][j]);
-          }
+          const float2 two = *reinterpret_cast<const float2*>(from);
+          float(&to)[2] = v[s][r + 2 * q];
+          to[0] = two.x * raise[0], to[1] = two.y * raise[1];
+          most[r] = fmaxf(most[r], fmaxf(fabsf(to[0]), fabsf(to[1])));
         }
       }
-    }
+    float by[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      top[r] = max(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-      top[r] = max(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-      top[r] = top[r] == kNoExponent ? 0 : top[r] - kTop;
-      scale[r] = raised(1.f, top[r] - kLifted);
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+      // 2^-top has to be a number; for zeros and infinities it is no matter which
+      top[r] = max((__float_as_int(most[r]) >> 23) - 127 - kTop, -126);
+      by[r] = power_of_two(-top[r]);
     }
 #pragma unroll
     for (int s = 0; s < 4; ++s)
 #pragma unroll
-      for (int a = 0; a < 4; ++a) split(hi[s][a], lo[s][a], v[s][a], c[s][a / 2], top[a % 2]);
+      for (int a = 0; a < 4; ++a) split(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
   }
 
   static __device__ __forceinline__ void split(uint32_t& hi, uint32_t& lo, const float (&v)[2],
-                                               const int (&c)[2], int top) {
-    const float one = raised(v[0], c[0] - top), two = raised(v[1], c[1] - top);
-    const half2 high = __floats2half2_rn(one, two);
-    const float rest = one - __low2float(high), other = two - __high2float(high);
-    // NaN where hi is infinite
-    const half2 low = __floats2half2_rn(rest == rest ? rest : 0.f, other == other ? other : 0.f);
+                                               float by) {
+    const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
+    const float2 back = __half22float2(high);
+    const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
     hi = reinterpret_cast<const uint32_t&>(high), lo = reinterpret_cast<const uint32_t&>(low);
   }
 
@@ -180,7 +178,20 @@ struct RawRows {
                        add || k > 0);
   }
 
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
+  // sum 2^base += part 2^top; base follows where it is left far behind.
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&base)[2]) const {
+    float scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (top[r] > base[r] + kApart) {
+        const float down = raised(1.f, base[r] - top[r]);
+        base[r] = top[r];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) sum[j / 2 * 4 + j % 2 + 2 * r] *= down;
+      }
+      scale[r] = raised(1.f, top[r] - base[r]);
+    }
 #pragma unroll
     for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
   }
@@ -208,7 +219,8 @@ __device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows& x,
   hopper::wait_products<0>();
 }
 
-// sums (64, Columns) <- this warpgroup's outputs, without the exponents of a split x and of W.
+// sums (64, Columns) <- this warpgroup's outputs, without the exponents of rows and columns; those of
+// raw rows go to shared memory.
 template <int Columns, bool Raw>
 __device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][64],
                                                 Shared<Columns>& shared, const Place& at) {
@@ -221,6 +233,7 @@ __device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][6
 #pragma unroll
     for (int j = 0; j < 64; ++j) sums[h][j] = 0.f;
   float part[64];
+  int base[2] = {kNoBase, kNoBase};
   for (int i = 0; i < at.pairs; ++i) {
     const int s = 2 * i % kStages, parity = 2 * i / kStages % 2;
     hopper::wait(&shared.full[s], parity);
@@ -233,9 +246,11 @@ __device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][6
         hopper::arrive(&shared.empty[s]);
         hopper::arrive(&shared.empty[s + 1]);
       }
-      x.promote(sums[h], part);
+      x.promote(sums[h], part, base);
     }
   }
+  const int row = (threadIdx.x / 32 - 4) * 16 + lane / 4;
+  if (Raw && lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
 }
 
 template <int Columns>
@@ -253,7 +268,7 @@ __device__ __forceinline__ void take_exponents(Shared<Columns>& shared, const Op
                                                const Place& at) {
   const int t = threadIdx.x - hopper::kWarpgroup;
   if (t < Columns) shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
-  if (t < kRows) shared.e[t] = Raw ? kLifted : at.row + t < p.B ? p.e[at.row + t] : 0;
+  if (t < kRows && !Raw) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
 }
 
 // Hands the outputs of this thread over, two neighbours of a row at a time.
@@ -281,9 +296,8 @@ __device__ __forceinline__ void hand_over(const float (&sums)[Columns / kWide][6
 template <int Columns, bool Raw, class Tail>
 __global__ void __launch_bounds__(kThreads, 1)
     split_gemm_kernel(const __grid_constant__ Operands p, const __grid_constant__ Tail tail) {
-  extern __shared__ uint8_t memory[];
-  const uintptr_t start = (reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024;
-  Shared<Columns>& shared = *reinterpret_cast<Shared<Columns>*>(start);
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared<Columns>& shared = reinterpret_cast<Shared<Columns>&>(memory);
   const Place at = place_of<Columns>(p);
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
@@ -364,7 +378,7 @@ cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const 
       !describe(p.wl, w.lo, w.rows, p.pairs, Columns))
     return cudaErrorInvalidValue;
   const auto kernel = split_gemm_kernel<Columns, IsRaw, Tail>;
-  constexpr int kShared = sizeof(Shared<Columns>) + 1024;  // room to start at 1024 bytes
+  constexpr int kShared = sizeof(Shared<Columns>);
   static_assert(kShared <= 227 << 10, "what a block may have");
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
