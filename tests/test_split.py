@@ -106,6 +106,17 @@ def test_product(shape, raw):
 
 
 @on_hopper
+def test_what_is_promoted_late_is_rounded_toward_zero():
+    """One part of k, so that promotion is all that differs; eager errs by about 6e-7 here."""
+    x, W = torch.rand(128, 8192).cuda(), drawn((8192, 8192), 4).cuda()
+    late = [relative(split.product(x, split.halved(W), promote=p)[0], x, W)
+            for p in (64, 128, 256, 1024, 8192)]  # fmt: skip
+    assert late == sorted(late) and late[0] < 3e-7 and late[2] > 5e-7 and late[-1] > 1e-5
+    with pytest.raises(ValueError, match="promote"):
+        split.product(x, split.halved(W), promote=96)
+
+
+@on_hopper
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("family", ["rows", "columns", "against each other", "mean"])
 def test_product_of_families(family, raw):
@@ -267,11 +278,15 @@ def test_splitting_compiles_without_spills(name, arch):
 @needs_nvcc
 def test_the_product_has_hopper_s_instructions():
     report = cubin("split_product", "90a")
-    assert [kernel.spill_bytes for kernel in report.kernels] == [0, 0]  # x split before, and raw
+    assert [kernel.spill_bytes for kernel in report.kernels] == [
+        0,
+        0,
+        0,
+    ]  # promoted late; x split before; raw
     assert "wgmma" not in report.log, "no remark that products wait for one another"
     code = disassembled(report.path)
     assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
-    assert code.count("HGMMA") == 3 * 12, "two turns and one, twelve products each"
+    assert code.count("HGMMA") == 4 * 12, "two turns and twice one, twelve products each"
 
 
 @needs_nvcc

@@ -115,12 +115,14 @@ def product(
     whole: Tensor | None = None,
     centre: Tensor | None = None,
     raw: bool | None = None,
+    promote: int = PANEL,
 ) -> Tensor:
     """x (B, K) -> z (parts, B, N) in float32, whose sum over the parts is x W^T; K at least 1.
 
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
     centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before; the
-    faster way if None. The sum over k is cut where blocks would be missing.
+    faster way if None. promote: of k, a multiple of 64, what tensor cores accumulate; above 64 to
+    see what becomes of it. The sum over k is cut where blocks would be missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
@@ -131,15 +133,19 @@ def product(
     x = ops.adjacent(x)
     rows, outputs = x.size(0), weight.exponents.size(0)
     usable = centre is None and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0
+    usable = usable and promote == PANEL
     raw = usable and (raw if raw is not None else outputs <= FEW_OUTPUTS)
-    wide = TILE_COLUMNS // 2 if raw else TILE_COLUMNS
+    if promote < PANEL or promote % PANEL:
+        raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
+    wide = TILE_COLUMNS // 2 if raw or promote > PANEL else TILE_COLUMNS
     blocks = max(1, -(-rows // TILE_ROWS) * -(-outputs // wide))
     most = max(1, weight.hi.size(0) // 2 // PANELS_OF_A_PART)
-    z = x.new_empty((min(most, max(1, processors // blocks)), rows, outputs))
+    parts = 1 if promote > PANEL else min(most, max(1, processors // blocks))
+    z = x.new_empty((parts, rows, outputs))
     none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
     halves = none if raw else _split(x, weight.columns, False, centre)[:3]
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
-    _split_product()(x, *halves, weight.columns, whole, *weight[:3], z)
+    _split_product()(x, *halves, weight.columns, whole, *weight[:3], promote // PANEL, z)
     return z
 
 

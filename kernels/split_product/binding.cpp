@@ -21,9 +21,11 @@ const int* exponents(const Tensor& t, const char* name, int64_t rows, const Tens
 // z (parts, B, N), whose sum over the parts is x W^T, from their halves and exponents. With an empty
 // xh, x (B, K) is split where it is multiplied, its columns raised by c; rows of x then start at 16
 // bytes. W (N, K) itself is for rows of W that are not finite, which go into the first part whole;
-// with an empty one no such row is looked for.
+// with an empty one no such row is looked for. promote: of 64 of k, what is accumulated before it is
+// rounded to nearest; more than 1 for a split x alone.
 void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, const Tensor& c,
-         const Tensor& W, const Tensor& wh, const Tensor& wl, const Tensor& f, Tensor& z) {
+         const Tensor& W, const Tensor& wh, const Tensor& wl, const Tensor& f, int64_t promote,
+         Tensor& z) {
   wb::expect_rows(x, "x");
   wb::expect_rows(W, "W");
   SplitProduct p{};
@@ -51,6 +53,9 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
   p.f = exponents(f, "f", p.N, z);
   p.z = z.mutable_data_ptr<float>();
   WB_CHECK(p.B <= INT32_MAX && p.N <= INT32_MAX && p.K <= INT32_MAX, "x, W: more than 2^31 rows");
+  p.promote = promote;
+  WB_CHECK(promote == 1 || (promote > 1 && p.xh != nullptr), "promote: got ", promote,
+           "; wants 1, or more with a split x");
   WB_CHECK(p.K > 0, "x: got no features; wants at least one");
   if (z.numel() == 0) return;
   const wb::OnDevice on(x);
@@ -59,7 +64,7 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
 
 WB_REGISTER(
     "run(Tensor x, Tensor xh, Tensor xl, Tensor e, Tensor c, Tensor W, Tensor wh, Tensor wl,"
-    " Tensor f, Tensor(a!) z) -> ()",
+    " Tensor f, int promote, Tensor(a!) z) -> ()",
     run)
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The product itself, without a tail: z goes to memory. The main loop is in common/split_gemm.cuh.
 // Who owns what: a block owns 128 x 256 outputs, or 128 x 128, over one part of k; parts are added by who reads z.
 // Moves: xh, xl, wh, wl once from memory, 4 K (B + N) bytes; z once, 4 B N bytes a part.
-#include "split_gemm.cuh"
+#include "split_launch.cuh"
 #include "split_product.h"
 
 struct Store {
@@ -54,5 +54,6 @@ cudaError_t launch(const SplitProduct& p, cudaStream_t stream) {
     return split_gemm::launch(x, w, p.K, parts, tail, stream);
   }
   const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
-  return split_gemm::launch(x, w, p.K, parts, tail, stream);
+  const int promote = static_cast<int>(p.promote);
+  return split_gemm::launch(x, w, p.K, parts, promote, tail, stream);
 }

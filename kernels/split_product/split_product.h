@@ -14,6 +14,7 @@ struct SplitProduct {
   const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
   float* z;             // (parts, B, N) contiguous
   int64_t B, K, N, x_stride, W_stride, parts;
+  int64_t promote;  // of 64 of k, what a tensor core accumulates: 1, or more to be measured
 };
 
 constexpr int kNotFinite = 1 << 20;
