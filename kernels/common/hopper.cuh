@@ -69,16 +69,6 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x
       : "memory");
 }
 
-// Neighbours in memory, a multiple of 16 bytes.
-__device__ __forceinline__ void load_bytes(void* to, const void* from, int bytes,
-                                           uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared(to)),
-      "l"(from), "r"(bytes), "r"(shared(barrier))
-      : "memory");
-}
-
 // --- registers -----------------------------------------------------------------------------------
 
 template <int Registers>

@@ -54,10 +54,9 @@ __device__ __forceinline__ void copy_panels(Shared<Columns>& shared, const Opera
     Stage<Columns>& stage = shared.stages[s];
     uint64_t* full = &shared.full[s];
     hopper::wait(&shared.empty[s], (i / kStages + 1) % 2);
-    hopper::expect(full, sizeof(stage) + (Raw ? kPanel : 0));
+    hopper::expect(full, sizeof(stage));
     if constexpr (Raw) {
       hopper::load_box(stage.x, p.x, panel * kPanel, at.row, full);
-      hopper::load_bytes(shared.c[s], p.c + panel * kPanel, kPanel, full);
     } else {
       hopper::load_box(stage.x[0], p.x, 0, row, panel, full);
       hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
@@ -94,8 +93,8 @@ __device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows& x,
 // raw rows go to shared memory.
 template <int Columns, bool Raw>
 __device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][64],
-                                                Shared<Columns>& shared, const Place& at,
-                                                int promote) {
+                                                Shared<Columns>& shared, const Operands& p,
+                                                const Place& at) {
   using Rows = std::conditional_t<Raw, RawRows<Columns>, SplitRows<Columns>>;
   constexpr int kStages = Shared<Columns>::kStages, kTurns = Columns / kWide;
   constexpr bool kIsLong = kTurns == 1 && !Raw;  // what is not promoted stays in the one `part`
@@ -111,16 +110,17 @@ __device__ __forceinline__ void multiply_panels(float (&sums)[Columns / kWide][6
     const int s = 2 * i % kStages, parity = 2 * i / kStages % 2;
     hopper::wait(&shared.full[s], parity);
     hopper::wait(&shared.full[s + 1], parity);
-    const Rows x(shared, s, mine);
+    const Rows x(shared, s, mine, p.c + (at.first + i) * 2 * kPanel);
 #pragma unroll
     for (int h = 0; h < kTurns; ++h) {
-      const bool add = kIsLong && i % promote > 0;
+      const bool add = kIsLong && i % p.promote > 0;
       multiply_pair(part, x, shared.stages + s, h * kWide, mine, add);
+      __syncwarp();
       if (h + 1 == kTurns && lane == 0) {  // this warp has read them
         hopper::arrive(&shared.empty[s]);
         hopper::arrive(&shared.empty[s + 1]);
       }
-      if (!kIsLong || (i + 1) % promote == 0 || i + 1 == at.pairs) x.promote(sums[h], part, base);
+      if (!kIsLong || (i + 1) % p.promote == 0 || i + 1 == at.pairs) x.promote(sums[h], part, base);
     }
   }
   const int row = (threadIdx.x / 32 - 4) * 16 + lane / 4;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper::take_registers<232>();
     take_exponents<Columns, Raw>(shared, p, at);
     float sums[Columns / kWide][64];
-    multiply_panels<Columns, Raw>(sums, shared, at, p.promote);
+    multiply_panels<Columns, Raw>(sums, shared, p, at);
     hopper::meet<3>();
     hand_over(sums, shared, at, tail);
     tail.template finish<Columns>(shared.f, at.row, at.column);

@@ -22,7 +22,6 @@ struct Shared {
   static constexpr int kStages = Columns == 256 ? 4 : 6;
   Stage<Columns> stages[kStages];
   uint64_t full[kStages], empty[kStages];
-  alignas(16) int8_t c[kStages][kPanel];
   int e[kRows], f[Columns];  // exponents of the tile's rows and columns
 };
 static_assert(sizeof(Stage<256>) % 1024 == 0 && sizeof(Stage<128>) % 1024 == 0, "swizzles repeat");
@@ -33,7 +32,7 @@ struct SplitRows {
   const Stage<Columns>* pair;
   int first;  // of this warpgroup's rows
 
-  __device__ __forceinline__ SplitRows(Shared<Columns>& shared, int stage, int mine)
+  __device__ __forceinline__ SplitRows(Shared<Columns>& shared, int stage, int mine, const int8_t*)
       : pair(shared.stages + stage), first((mine - 1) * 64) {}
 
   template <int Part>  // 0: hi, 1: lo
@@ -59,16 +58,18 @@ struct RawRows {
   uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
   int top[2];                   // exponents of the rows, for these 64 of k
 
-  __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine) {
+  // c: exponents of the pair's columns.
+  __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine,
+                                     const int8_t* c) {
     float v[4][4][2], most[2] = {0.f, 0.f};
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (mine - 1) * 64;
 #pragma unroll
     for (int s = 0; s < 4; ++s)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        const int8_t* of_k = shared.c[stage + s / 2] + s % 2 * kStep + 8 * q + lane % 4 * 2;
-        const char2 c = *reinterpret_cast<const char2*>(of_k);
-        const float raise[2] = {power_of_two(c.x), power_of_two(c.y)};
+        const int8_t* of_k = c + s * kStep + 8 * q + lane % 4 * 2;
+        const char2 two_of_k = __ldg(reinterpret_cast<const char2*>(of_k));
+        const float raise[2] = {power_of_two(two_of_k.x), power_of_two(two_of_k.y)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           // rows of 128 bytes, swizzled: of row i the 16 bytes b stand at b ^ (i % 8)
