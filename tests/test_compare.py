@@ -224,6 +224,56 @@ def test_routes_nest_and_unknown_ones_change_nothing():
     assert switches() == was
 
 
+@pytest.mark.usefixtures("_put_back")
+@pytest.mark.parametrize(
+    ("switch", "setting", "route"),
+    [
+        ("older", "highest", "float32"),
+        ("older", "high", "tf32"),
+        ("older", "medium", "tf32"),
+        ("newer", "tf32", "tf32"),  # the older one can then not be read
+        ("newer", "ieee", "float32"),
+        ("newer", "none", "float32"),
+        ("of all", "tf32", "tf32"),
+        ("of all", "none", "float32"),
+    ],
+)
+def test_the_chosen_route_by_every_switch(switch, setting, route, monkeypatch):
+    if switch == "older":
+        torch.set_float32_matmul_precision(setting)
+    elif switch == "newer":
+        torch.backends.cuda.matmul.fp32_precision = setting
+    else:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        monkeypatch.setattr(torch.backends, "fp32_precision", setting)
+    was = switches()
+    assert precision.chosen_route() == route
+    assert switches() == was, "looking changes nothing"
+
+
+@pytest.mark.usefixtures("_put_back")
+def test_the_chosen_route_where_the_later_word_counts():
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert precision.chosen_route() == "float32"
+    torch.set_float32_matmul_precision("high")
+    assert precision.chosen_route() == "tf32"
+    with precision.using_route("float32"):
+        assert precision.chosen_route() == "float32"
+    assert precision.chosen_route() == "tf32"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError])
+def test_the_chosen_route_is_float32_where_it_can_not_be_read(error, monkeypatch):
+    class Unreadable:
+        @property
+        def fp32_precision(self) -> str:
+            raise error("mixed use of the older and the newer switch")
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Unreadable())
+    assert precision.chosen_route() == "float32"
+
+
 # --- bench ---------------------------------------------------------------------------------------
 
 
