@@ -554,12 +554,12 @@ def test_the_newest_ceilings_of_a_card_count(tmp_path):
             Record(kind="ceiling", problem="", variant=name, card="made up", value=value * factor,
                    unit="GB/s", run=run, date=date)
             for name, value in (("read", 10.0), ("copy", 8.0), ("gemm_float32", 1.0),
-                                ("gemm_tf32", 4.0), ("launch", 0.002))
+                                ("gemm_tf32", 4.0), ("gemm_half", 6.0), ("launch", 0.002))
         ]  # fmt: skip
         journal.append(found, journal.place(found[0], paths.runs()))
     reach = ceilings.ceilings_of("made up")
     assert (reach.read_gbs, reach.copy_gbs, reach.fp32_tflops) == (20.0, 16.0, 2.0)
-    assert (reach.tf32_tflops, reach.launch_ms) == (8.0, 0.004)
+    assert (reach.tf32_tflops, reach.half_tflops, reach.launch_ms) == (8.0, 12.0, 0.004)
     assert reach.source == "made up, 2026-02-02T00:00:00Z"
     assert ceilings.ceilings_of("unknown card") is None
 
