@@ -305,11 +305,6 @@ def test_wrong_options_are_named(options, checkout):
     )
 
 
-def listening() -> None:
-    """For a child: where the tests run in the background, it would be deaf as they are."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for a child there")
 @pytest.mark.parametrize("verb", ["bench", "check"])
 def test_ctrl_c_leaves_records_readable_and_is_status_130(verb, checkout):
@@ -323,7 +318,8 @@ def test_ctrl_c_leaves_records_readable_and_is_status_130(verb, checkout):
     child = subprocess.Popen(
         [sys.executable, "-m", "workbook", verb, SLUG, "--device", "cpu", *long],
         cwd=checkout.parent / "elsewhere", env=surroundings(checkout), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listening,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the background's is deaf
     )  # fmt: skip
     try:
         began = time.monotonic()
