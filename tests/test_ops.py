@@ -199,6 +199,19 @@ def test_rungs_for_hopper_show_the_shared_file_and_build_their_own(slug):
         assert own and set(v.files) <= set(p.variant("fused").files)
 
 
+@pytest.mark.parametrize("slug", sorted({op.slug for op in WITH_A_PRODUCT}))
+def test_the_library_of_a_rung_for_hopper_is_of_its_own_files(slug, monkeypatch):
+    """The shared ones have libraries of their own."""
+    told = []
+    monkeypatch.setattr(ops, "kernel_library", lambda *given, **how: told.append((given, how)))
+    p = problem(slug)
+    for v in (v for v in p.variants if v.implementation == "hopper"):
+        variants.library_of(slug, v)
+        ((named, device, files), how), told[:] = told[0], []
+        assert (named, device, how["flags"]) == (slug, "cuda", v.flags)
+        assert files and {file.parent for file in files} == {paths.kernels() / slug}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_command_builds_what_problems_share_as_it_is_asked_for(device, builds, monkeypatch):
     """Held against what exported files ask for, which is read from the calls themselves."""
