@@ -12,7 +12,7 @@ import torch
 from kit import needs_nvcc
 from torch import Tensor
 
-from workbook import build, cli, export, ops, paths, toolchain, variants
+from workbook import build, cli, export, ops, paths, precision, split, toolchain, variants
 from workbook.chains import SLUGS, gemm_batchnorm_scale_softmax_run, problem
 from workbook.chains import matmul_avgpool_gelu_scale_max as avgpool
 from workbook.chains import matmul_maxpool_sum_scale as maxpool
@@ -93,11 +93,67 @@ def test_an_op_without_a_form_for_hopper_has_the_portable_one_there():
     assert op_of("without", asked, kernels).place(ON_GPU, "weight", 2.0) == "cuda"
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("op", WITH_A_PRODUCT, ids=lambda op: str(op.op))
 def test_ops_of_the_chains_stay_on_the_cpu(op):
-    assert op.place(torch.empty(1024, 8192), torch.empty(8192, 8192, device="meta"), 2, 1.0) == (
-        "cpu"
-    )
+    assert op.place(torch.empty(1024, 8192), *parameters_of(op)) == "cpu"
+
+
+def of_gpu(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> SimpleNamespace:
+    return SimpleNamespace(shape=(rows, columns), dtype=dtype, is_cuda=True, get_device=lambda: 0)
+
+
+@pytest.fixture
+def hopper(monkeypatch) -> None:
+    monkeypatch.setattr(split, "_processors", lambda index: 132)
+
+
+LEAST = split.LEAST // (1 << 20)  # rows for 1024 features and outputs
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("x", "outputs", "serves"),
+    [
+        (of_gpu(1024, 8192), 8192, True),
+        (of_gpu(LEAST, 1024), 1024, True),
+        (of_gpu(LEAST, 1024), 1023, False),
+        (of_gpu(1 << 20, split.LEAST_COLUMNS), 1024, True),
+        (of_gpu(1 << 20, split.LEAST_COLUMNS - 1), 1024, False),
+        (of_gpu(1024, 8192, torch.float64), 8192, False),
+        (of_gpu(1024, 8192, torch.bfloat16), 8192, False),
+        (of_gpu(0, 8192), 8192, False),
+    ],
+)
+def test_the_product_of_halves_serves_what_is_large(x, outputs, serves):
+    assert split.suits(x, outputs) == serves
+
+
+def test_it_serves_where_a_gpu_and_the_user_let_it(monkeypatch):
+    for processors, route, serves in ((132, "float32", True), (132, "tf32", False),
+                                      (0, "float32", False)):  # fmt: skip
+        monkeypatch.setattr(split, "_processors", lambda index, count=processors: count)
+        with precision.using_route(route):
+            assert split.suits(of_gpu(1024, 8192), 8192) == serves
+
+
+def parameters_of(op: ops.FusedOp) -> tuple:
+    """Of a large layer (8192, 8192), and options."""
+    weight = torch.empty(8192, 8192, device="meta")
+    options = (2, 1.0) if op in (avgpool.OP, maxpool.OP) else (1e-5,)
+    return weight, *(torch.empty(8192, device="meta") for _ in range(op.parameters - 1)), *options
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("op", WITH_A_PRODUCT, ids=lambda op: str(op.op))
+def test_ops_of_the_chains_take_it_where_it_serves(op):
+    given = parameters_of(op)
+    assert op.place(of_gpu(1024, 8192), *given) == "hopper"
+    assert op.place(of_gpu(2, 8192), *given) == "cuda", "too small"
+    with precision.using_route("tf32"):
+        assert op.place(of_gpu(1024, 8192), *given) == "cuda"
+    if op is maxpool.OP:
+        assert op.place(of_gpu(1024, 8192), *given[:2], 3, 1.0) == "cuda", "nothing is halved"
 
 
 # --- the kernel of a place --------------------------------------------------------------------
