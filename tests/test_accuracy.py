@@ -484,6 +484,41 @@ def test_the_digest_of_plain_torch_is_empty_and_of_a_gpu_another():
     assert kernels_digest(PROBLEM.slug, fused, "cpu") != kernels_digest(PROBLEM.slug, fused, "cuda")
 
 
+WITH_A_PRODUCT = {  # what counts in variants that call shared kernels, on a GPU
+    "split_product/split_product.cu": True,
+    "split_product/split_product.h": True,
+    "split_product/binding.cpp": True,
+    "split_rows/split_rows.cu": True,
+    "split_rows/binding.cpp": True,
+    "column_exponents/column_exponents.cu": True,
+    "common/split_gemm.cuh": True,
+    "common/hopper.cuh": True,  # by way of split_gemm.cuh
+    "common/exponent.cuh": True,
+    "gemm_batchnorm_scale_softmax/binding.cpp": True,
+    "gemm_batchnorm_scale_softmax/04_tiles.cu": True,
+    "gemm_batchnorm_scale_softmax/02_three_walks.cu": False,
+    "column_sum/column_sum.cu": False,
+    "common/simd.h": False,
+}
+
+
+@pytest.mark.parametrize("name", ["05_split_product", "train_split_product", "fused"])
+@pytest.mark.parametrize("file", WITH_A_PRODUCT)
+def test_the_digest_counts_shared_kernels(name, file, copied):
+    folder, _ = copied
+    p = wb.problem("gemm_batchnorm_scale_softmax")
+    found = p.variant(name)
+    files = tuple(folder / f.parent.name / f.name for f in found.files)
+    variant = dataclasses.replace(found, files=files)
+    before = [kernels_digest(p.slug, variant, device) for device in ("cuda", "cpu")]
+    path = folder / file
+    path.write_text(path.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
+    after = [kernels_digest(p.slug, variant, device) for device in ("cuda", "cpu")]
+    assert (after[0] != before[0]) == WITH_A_PRODUCT[file]
+    if not file.startswith(p.slug):
+        assert after[1] == before[1], "on a CPU none of them is called"
+
+
 @needs_compiler
 @pytest.mark.parametrize("rung", ["cpu_02_folded_one_chain", "cpu"])
 def test_the_folded_cpu_rungs_are_right(rung):

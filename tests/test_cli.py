@@ -319,6 +319,7 @@ def test_ctrl_c_leaves_records_readable_and_is_status_130(verb, checkout):
         [sys.executable, "-m", "workbook", verb, SLUG, "--device", "cpu", *long],
         cwd=checkout.parent / "elsewhere", env=surroundings(checkout), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the background's is deaf
     )  # fmt: skip
     try:
         began = time.monotonic()

@@ -224,6 +224,56 @@ def test_routes_nest_and_unknown_ones_change_nothing():
     assert switches() == was
 
 
+@pytest.mark.usefixtures("_put_back")
+@pytest.mark.parametrize(
+    ("switch", "setting", "route"),
+    [
+        ("older", "highest", "float32"),
+        ("older", "high", "tf32"),
+        ("older", "medium", "tf32"),
+        ("newer", "tf32", "tf32"),  # the older one can then not be read
+        ("newer", "ieee", "float32"),
+        ("newer", "none", "float32"),
+        ("of all", "tf32", "tf32"),
+        ("of all", "none", "float32"),
+    ],
+)
+def test_the_chosen_route_by_every_switch(switch, setting, route, monkeypatch):
+    if switch == "older":
+        torch.set_float32_matmul_precision(setting)
+    elif switch == "newer":
+        torch.backends.cuda.matmul.fp32_precision = setting
+    else:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        monkeypatch.setattr(torch.backends, "fp32_precision", setting)
+    was = switches()
+    assert precision.chosen_route() == route
+    assert switches() == was, "looking changes nothing"
+
+
+@pytest.mark.usefixtures("_put_back")
+def test_the_chosen_route_where_the_later_word_counts():
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert precision.chosen_route() == "float32"
+    torch.set_float32_matmul_precision("high")
+    assert precision.chosen_route() == "tf32"
+    with precision.using_route("float32"):
+        assert precision.chosen_route() == "float32"
+    assert precision.chosen_route() == "tf32"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError])
+def test_the_chosen_route_is_float32_where_it_can_not_be_read(error, monkeypatch):
+    class Unreadable:
+        @property
+        def fp32_precision(self) -> str:
+            raise error("mixed use of the older and the newer switch")
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Unreadable())
+    assert precision.chosen_route() == "float32"
+
+
 # --- bench ---------------------------------------------------------------------------------------
 
 
@@ -504,12 +554,12 @@ def test_the_newest_ceilings_of_a_card_count(tmp_path):
             Record(kind="ceiling", problem="", variant=name, card="made up", value=value * factor,
                    unit="GB/s", run=run, date=date)
             for name, value in (("read", 10.0), ("copy", 8.0), ("gemm_float32", 1.0),
-                                ("gemm_tf32", 4.0), ("launch", 0.002))
+                                ("gemm_tf32", 4.0), ("gemm_half", 6.0), ("launch", 0.002))
         ]  # fmt: skip
         journal.append(found, journal.place(found[0], paths.runs()))
     reach = ceilings.ceilings_of("made up")
     assert (reach.read_gbs, reach.copy_gbs, reach.fp32_tflops) == (20.0, 16.0, 2.0)
-    assert (reach.tf32_tflops, reach.launch_ms) == (8.0, 0.004)
+    assert (reach.tf32_tflops, reach.half_tflops, reach.launch_ms) == (8.0, 12.0, 0.004)
     assert reach.source == "made up, 2026-02-02T00:00:00Z"
     assert ceilings.ceilings_of("unknown card") is None
 

@@ -282,6 +282,54 @@ def test_its_cuda_sources_compile(slug, written, built, monkeypatch):
         assert build.cubin(unit, arch=arch, flags=[*flags, "-DWB_CUDA"]).kernels
 
 
+WITHOUT_A_PRODUCT = {"matmul_sum_max_mean_logsumexp"}  # nothing is left to multiply
+WITH_A_PRODUCT = [slug for slug in SLUGS if slug not in WITHOUT_A_PRODUCT]
+
+
+def unbuilt(file: Path) -> dict:
+    """What the file defines, without its last line, which builds."""
+    text, space = file.read_text(), {}
+    exec(text[: text.rindex("build_for")], space)
+    return space
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_kernels_for_hopper_are_listed_for_a_gpu_alone(slug, written):
+    space = unbuilt(written[slug][0])
+    cpu, cuda = ({name: kind for name, kind, *_ in space["LIBRARIES"][d]} for d in ("cpu", "cuda"))
+    shared = {"split_product": "hopper", "split_rows": "cuda", "column_exponents": "cuda"}
+    assert set(cpu.values()) == {"cpu"} and not shared.keys() & cpu.keys()
+    found = {name: cuda.get(name) for name in shared}
+    assert found == (shared if slug in WITH_A_PRODUCT else dict.fromkeys(shared))
+    assert ("common/split_gemm.cuh" in space["SOURCES"]) == (slug in WITH_A_PRODUCT)
+
+
+class Planned(Exception):
+    """In place of a build."""
+
+
+@pytest.mark.skipif(tools.nvcc() is None, reason="needs nvcc")
+@pytest.mark.parametrize("slug", WITH_A_PRODUCT)
+def test_an_exported_library_for_hopper_is_built_for_that_architecture(slug, written):
+    space = unbuilt(written[slug][0])
+
+    def load(namespace: str, plan: dict) -> None:
+        raise Planned(plan)
+
+    space["_load"] = load
+    for library in space["LIBRARIES"]["cuda"]:
+        with pytest.raises(Planned) as planned:
+            space["built"](*library)
+        (plan,) = planned.value.args
+        assert plan["with_cuda"] and "-DWB_CUDA" in plan["extra_cflags"]
+        special = toolchain.gencode("90a")
+        targets = {flag for flag in plan["extra_cuda_cflags"] if "arch" in flag}
+        if library[1] == "hopper":
+            assert targets == {special}
+        else:
+            assert targets and special not in targets
+
+
 # --- the text ---------------------------------------------------------------------------------
 
 

@@ -299,6 +299,24 @@ def test_resources_here():
     assert text.count("_kernel") >= 5 and "| 0 |" in text
 
 
+@needs_nvcc
+def test_resources_of_a_rung_for_hopper_are_those_of_the_shared_kernel_there(monkeypatch):
+    made, cubin = [], build.cubin
+
+    def seen(source, *, arch, **how):
+        made.append((source.name, arch))
+        return cubin(source, arch=arch, **how)
+
+    monkeypatch.setattr(build, "cubin", seen)
+    p = wb.problem("matmul_maxpool_sum_scale")
+    (rung,) = (v for v in p.variants if v.implementation == "hopper")
+    others = [v for v in p.variants if v.is_rung and v.devices == ("cuda",) and v is not rung]
+    short = dataclasses.replace(p, variants=(others[0], rung))
+    lines = str(wb.resources(short)).splitlines()
+    assert made == [(others[0].source.name, "90"), ("split_product.cu", "90a")]
+    assert [line for line in lines if line.startswith(f"| {rung.key} | `") and "| 0 |" in line]
+
+
 def test_the_label_of_a_run_here_has_this_machine():
     here = timed("eager", 1.0, device="cpu", card=machine.card("cpu"), commit="")
     label = str(wb.label(PROBLEM, BenchResult(Records([here]))))

@@ -192,7 +192,7 @@ def _build(arguments: Arguments) -> int:
                 print(f"{slug} {v.key}: {state} ({made.digest})")
     for file in sorted(paths.kernels().glob("*/*.cu" if device == "cuda" else "*/*.cpp")):
         if file.stem == file.parent.name:  # what several problems share
-            ops.built(file.stem, device, [file.name])
+            ops.built(file.stem, ops.kind_of(file), [file.name])
     return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbook import build, paths, toolchain
+from workbook import build, paths, recipe, toolchain
 from workbook.fold import FoldCache
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "adjacent",
     "built",
     "kernel_library",
+    "kind_of",
     "missing",
 ]
 
@@ -66,6 +67,15 @@ def kernel_library(
         cuda_flags=ARCHITECTURE.get(device, ()),
         verbose=verbose,
     )
+
+
+def kind_of(file: Path) -> str:
+    """What a kernel's file is built for: cpu, cuda, or hopper, where it includes hopper.cuh."""
+    if file.suffix != ".cu":
+        return "cpu"
+    folders = recipe.folders_of([file], [paths.kernels() / "common"])
+    asked = dict(recipe.headers(recipe.read([file]), folders, ()))
+    return "hopper" if "hopper.cuh" in asked else "cuda"
 
 
 def missing(device: str) -> str:

@@ -170,7 +170,7 @@ def bare(op: ops.FusedOp, model: nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def kernels_digest(slug: str, variant: Variant, device: str) -> str:
-    """Of what a variant is compiled from on a device: its files, the binding, what they include.
+    """Of what a variant is compiled from on a device: files, their bindings, what they include.
 
     A record with another digest was measured with other sources; "" for plain torch.
     """
@@ -178,10 +178,11 @@ def kernels_digest(slug: str, variant: Variant, device: str) -> str:
     files = [f for f in variant.files if f.suffix == suffix]
     if not files:
         return ""
-    files.append(paths.kernels() / slug / "binding.cpp")
+    folders = dict.fromkeys([slug, *(f.parent.name for f in files)])
+    files += [paths.kernels() / folder / "binding.cpp" for folder in folders]
     taken = recipe.read(files)
-    folders = recipe.folders_of(files, [paths.kernels() / "common"])
-    return recipe.digest([recipe.texts(taken), recipe.headers(taken, folders, ())])[:16]
+    searched = recipe.folders_of(files, [paths.kernels() / "common"])
+    return recipe.digest([recipe.texts(taken), recipe.headers(taken, searched, ())])[:16]
 
 
 def rung_of_text(op: ops.FusedOp, source: str, device: str, form: str = "") -> Variant:
