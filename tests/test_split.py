@@ -123,6 +123,21 @@ def test_control_without_equalised_columns_a_family_is_lost():
     assert relative(z, x, W) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("shape", "outputs", "tiles", "parts"),
+    [
+        ((1024, 8192), 8192, 256, 1),
+        ((1024, 8192), 512, 16, 8),
+        ((128, 32768), 16384, 64, 2),
+        ((129, 8192), 257, 4, 32),  # 33 parts would fit; 128 panels of k are enough for 32
+        ((1, 100), 1, 1, 1),
+        ((1, 8192), 0, 1, 32),
+    ],
+)
+def test_where_tiles_are_few_k_is_cut(shape, outputs, tiles, parts):
+    assert split.cut(*shape, outputs, 132) == (tiles, parts)
+
+
 @on_hopper
 def test_repeats_are_bit_identical():
     x, W = drawn((300, 2000), 7).cuda(), drawn((700, 2000), 8).cuda()

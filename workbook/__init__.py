@@ -42,7 +42,9 @@ _HOMES = {
     "yardstick_lines": "tables",
     "outcome": "tables",
     "shares": "tables",
+    "predicted": "tables",
     "recorded": "tables",
+    "rooflines": "tables",
     "doctor": "diagnosis",
 }
 

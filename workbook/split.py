@@ -19,7 +19,7 @@ from torch import Tensor
 from workbook import limits, ops, precision
 from workbook.fold import FoldCache
 
-__all__ = ["SHARED", "Halves", "floor_ms", "halved", "kept", "product", "suits"]
+__all__ = ["SHARED", "Halves", "cut", "floor_ms", "halved", "kept", "product", "suits"]
 
 # The sources of the kernels below, under kernels/: they count in the digest of who uses them.
 SHARED = (
@@ -107,6 +107,13 @@ def kept(weight: Tensor) -> Halves:
     return Halves(*_kept.get("halves", (weight,), lambda: halved(weight)))
 
 
+def cut(rows: int, columns: int, outputs: int, processors: int) -> tuple[int, int]:
+    """(tiles of z, parts of the sum over k): as many as keep processors from being idle."""
+    tiles = max(1, -(-rows // TILE_ROWS) * -(-outputs // TILE_COLUMNS))
+    most = max(1, -(-columns // PANEL) // PANELS_OF_A_PART)
+    return tiles, min(most, max(1, processors // tiles))
+
+
 def product(
     x: Tensor, weight: Halves, whole: Tensor | None = None, centre: Tensor | None = None
 ) -> Tensor:
@@ -122,11 +129,9 @@ def product(
             "and nvcc: move x to one, or use torch.mm"
         )
     x = ops.adjacent(x)
-    rows, outputs = x.size(0), weight.exponents.size(0)
-    blocks = max(1, -(-rows // TILE_ROWS) * -(-outputs // TILE_COLUMNS))
-    most = max(1, weight.hi.size(0) // 2 // PANELS_OF_A_PART)
-    parts = min(most, max(1, processors // blocks))
-    z = x.new_empty((parts, rows, outputs))
+    outputs = weight.exponents.size(0)
+    _, parts = cut(*x.shape, outputs, processors)
+    z = x.new_empty((parts, x.size(0), outputs))
     halves = _split(x, weight.columns, False, centre)
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
     _split_product()(x, *halves[:3], whole, *weight[:3], z)
