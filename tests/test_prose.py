@@ -388,6 +388,16 @@ def test_the_ceiling_of_a_speedup_is_eager_over_the_floor():
     assert "more than 200× as fast" in text and text.endswith("Reached: 100×.")
 
 
+def test_gains_are_ratios_of_one_run():
+    bench = BenchResult(Records([
+        timed("eager", 8.0, 8.0), timed("eager", 3.0, 3.0, route="tf32"), timed("new", 2.0, 2.0),
+    ]))  # fmt: skip
+    text = str(wb.gains(bench, "new", "eager", "not there", "eager/tf32"))
+    assert text.splitlines()[0] == f"{CARD}, paper, eval, {ABOUT['date']}, `new`:"
+    assert text.splitlines()[2:] == ["- over `eager`: 4.000×", "- over `eager/tf32`: 1.500×"]
+    assert "`other` is not in this run" in str(wb.gains(bench, "other", "eager"))
+
+
 def test_yardsticks_are_those_of_the_newest_run():
     def run(name: str, date: str, theirs: float, bare: float, module: float) -> list[Record]:
         more = {"kind": "profile", "run": name, "date": date}

@@ -37,6 +37,7 @@ _HOMES = {
     "show": "prose",
     "derivation": "prose",
     "floor_of": "tables",
+    "gains": "tables",
     "host_lines": "tables",
     "ceiling_of_speedup": "tables",
     "yardstick_lines": "tables",

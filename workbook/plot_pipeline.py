@@ -86,8 +86,8 @@ def pipeline() -> Picture:
     _turns(chart, c, steps, turn)
     said = (
         f"Warpgroup 1 owns the upper {c['kRows'] // 2} rows, warpgroup 2 the lower ones; each "
-        f"takes {c['kWide']} columns, then the other {c['kWide']}. Panels are {c['kPanel']} of k wide. "
-        "While a warpgroup promotes, the products of the other run."
+        f"takes {c['kWide']} columns, then the other {c['kWide']}. Panels are {c['kPanel']} of k "
+        "wide. While a warpgroup promotes, the products of the other run."
     )
     return Picture(page.figure, f"{title}. {said} {caption}")
 

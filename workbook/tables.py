@@ -20,6 +20,7 @@ __all__ = [
     "cover",
     "floor_of",
     "fullest",
+    "gains",
     "host_lines",
     "is_stale",
     "label",
@@ -103,6 +104,16 @@ def ceiling_of_speedup(bench: BenchResult, slow: str = "eager") -> Text:
         f"{style.duration(floor, 0.05)}: no kernel here can be more than "
         f"{style.factor(possible, 0.05)} as fast. Reached: {style.factor(reached, 0.05)}."
     )
+
+
+def gains(bench: BenchResult, fast: str, *slow: str) -> Text:
+    """How many times as fast one variant of a run was as others; says so where it is not in it."""
+    there, first = _timed(bench.records), bench.records[0]
+    where = f"{first.card}, {first.size}, {first.mode}, {first.date}"
+    if fast not in there:
+        return Text(f"{where}: `{fast}` is not in this run: older than it, or a GPU without it.")
+    lines = [f"- over `{s}`: {_times(bench.ratio(s, fast))}" for s in slow if s in there]
+    return Text(f"{where}, `{fast}`:\n\n" + "\n".join(lines))
 
 
 def yardstick_lines(kept: Records) -> Text:
