@@ -59,7 +59,8 @@ def test_split_as_in_plain_torch(shape, dtype):
     found = split.halved(W.cuda())
     columns = halves.column_exponents(W)
     hi, lo, exponents = halves.split(W, -columns)
-    assert torch.equal(found.columns.cpu().int(), columns)
+    assert torch.equal(found.columns[: shape[1]].cpu().int(), columns)
+    assert not found.columns[shape[1] :].any()
     assert torch.equal(found.exponents.cpu(), exponents)
     assert torch.equal(rows_of(found.hi, *shape).cpu(), hi)
     assert torch.equal(rows_of(found.lo, *shape).cpu(), lo)
@@ -70,7 +71,7 @@ def test_split_of_zeros_and_of_the_least_and_largest_numbers():
     W = torch.stack([torch.zeros(70), torch.full((70,), 1e-41), torch.full((70,), 3e38)])
     found = split.halved(W.cuda())
     hi, lo = (rows_of(t, 3, 70).double() for t in found[:2])
-    scale = (found.exponents.double().unsqueeze(1) + found.columns.double()).exp2()
+    scale = (found.exponents.double().unsqueeze(1) + found.columns[:70].double()).exp2()
     torch.testing.assert_close((hi + lo) * scale, W.double().cuda(), rtol=2e-6, atol=0)
 
 
@@ -85,20 +86,40 @@ def test_what_stands_behind_k_is_zero():
 # --- the product ------------------------------------------------------------------------------
 
 
+def padded(shape: tuple[int, int], seed: int) -> Tensor:
+    """x (B, K) whose rows start at 16 bytes, NaN between them: what lies behind K is not read."""
+    memory = torch.full((shape[0], -(-shape[1] // 4) * 4), math.nan)
+    memory[:, : shape[1]] = drawn(shape, seed)
+    return memory.cuda()[:, : shape[1]]
+
+
 @on_hopper
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_product(shape):
+def test_product(shape, raw):
     B, K, N = shape
-    x, W = drawn((B, K), 3).cuda(), drawn((N, K), 4).cuda()
-    parts = split.product(x, split.halved(W))
+    x, W = padded((B, K), 3), drawn((N, K), 4).cuda()
+    parts = split.product(x, split.halved(W), raw=raw)
     assert parts.shape[1:] == (B, N) and not parts.isnan().any()
     # two splits of 2^-23, then one rounding to nearest for every 64 of k
     assert relative(parts.double().sum(0), x, W) < 4 * U32 + 0.3 * U32 * math.sqrt(K / 64) + 2e-7
 
 
 @on_hopper
+def test_what_is_promoted_late_is_rounded_toward_zero():
+    """One part of k, so that promotion is all that differs; eager errs by about 6e-7 here."""
+    x, W = torch.rand(128, 8192).cuda(), drawn((8192, 8192), 4).cuda()
+    late = [relative(split.product(x, split.halved(W), promote=p)[0], x, W)
+            for p in (64, 128, 256, 1024, 8192)]  # fmt: skip
+    assert late == sorted(late) and late[0] < 3e-7 and late[2] > 5e-7 and late[-1] > 1e-5
+    with pytest.raises(ValueError, match="promote"):
+        split.product(x, split.halved(W), promote=96)
+
+
+@on_hopper
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("family", ["rows", "columns", "against each other", "mean"])
-def test_product_of_families(family):
+def test_product_of_families(family, raw):
     x, W = drawn((200, 1500), 5), drawn((300, 1500), 6)
     powers = torch.exp2(torch.randint(-20, 21, (1500,), generator=torch.manual_seed(0)).float())
     if family == "rows":
@@ -109,7 +130,7 @@ def test_product_of_families(family):
         x = x * powers
         W = W / powers if family == "against each other" else W
     x, W = x.cuda(), W.cuda()
-    z, true = split.product(x, split.halved(W)).sum(0), x.double() @ W.double().T
+    z, true = split.product(x, split.halved(W), raw=raw).sum(0), x.double() @ W.double().T
     assert_accurate(*(t.cpu() for t in (z, torch.mm(x, W.T), true)))
 
 
@@ -118,52 +139,57 @@ def test_control_without_equalised_columns_a_family_is_lost():
     x, W = drawn((200, 1500), 5), drawn((300, 1500), 6)
     powers = torch.exp2(torch.randint(-20, 21, (1500,), generator=torch.manual_seed(0)).float())
     x, W = (x * powers).cuda(), (W / powers).cuda()
-    none = torch.zeros(1500, dtype=torch.int8, device="cuda")
-    z = split.product(x, split._split(W, none, True, None)).sum(0)
-    assert relative(z, x, W) > 1e-3
+    none = torch.zeros(1536, dtype=torch.int8, device="cuda")
+    for raw in (False, True):
+        z = split.product(x, split._split(W, none, True, None), raw=raw).sum(0)
+        assert relative(z, x, W) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("shape", "outputs", "tiles", "parts"),
+    ("shape", "outputs", "raw", "tiles", "parts"),
     [
-        ((1024, 8192), 8192, 256, 1),
-        ((1024, 8192), 512, 16, 8),
-        ((128, 32768), 16384, 64, 2),
-        ((129, 8192), 257, 4, 32),  # 33 parts would fit; 128 panels of k are enough for 32
-        ((1, 100), 1, 1, 1),
-        ((1, 8192), 0, 1, 32),
+        ((1024, 8192), 8192, False, 256, 1),
+        ((1024, 8192), 512, False, 16, 8),
+        ((1024, 8192), 512, True, 32, 4),
+        ((128, 32768), 16384, False, 64, 2),
+        ((129, 8192), 257, False, 4, 32),  # 33 parts would fit; k has panels for 32
+        ((1, 100), 1, False, 1, 1),
+        ((1, 8192), 0, False, 1, 32),
     ],
 )
-def test_where_tiles_are_few_k_is_cut(shape, outputs, tiles, parts):
-    assert split.cut(*shape, outputs, 132) == (tiles, parts)
+def test_where_tiles_are_few_k_is_cut(shape, outputs, raw, tiles, parts):
+    assert split.cut(*shape, outputs, 132, raw) == (tiles, parts)
 
 
 @on_hopper
-def test_repeats_are_bit_identical():
+@pytest.mark.parametrize("raw", [False, True])
+def test_repeats_are_bit_identical(raw):
     x, W = drawn((300, 2000), 7).cuda(), drawn((700, 2000), 8).cuda()
-    first = split.product(x, split.halved(W))
-    assert all(torch.equal(split.product(x, split.halved(W)), first) for _ in range(5))
+    first = split.product(x, split.halved(W), raw=raw)
+    assert all(torch.equal(split.product(x, split.halved(W), raw=raw), first) for _ in range(5))
 
 
 @on_hopper
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_stays_alone(value):
+def test_a_row_that_is_not_finite_stays_alone(value, raw):
     x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
-    clean = split.product(x, split.halved(W)).sum(0)
+    clean = split.product(x, split.halved(W), raw=raw).sum(0)
     x[17, 3] = value
-    z = split.product(x, split.halved(W)).sum(0)
+    z = split.product(x, split.halved(W), raw=raw).sum(0)
     assert not z[17].isfinite().any()
     others = torch.arange(140) != 17
     assert torch.equal(z[others.cuda()], clean[others.cuda()])
 
 
 @on_hopper
+@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_row_of_weights_that_is_not_finite_is_taken_as_it_is(value):
+def test_a_row_of_weights_that_is_not_finite_is_taken_as_it_is(value, raw):
     x, W = drawn((140, 500), 9).cuda().abs() + 0.1, drawn((300, 500), 10).cuda()
-    clean = split.product(x, split.halved(W)).sum(0)
+    clean = split.product(x, split.halved(W), raw=raw).sum(0)
     W[290, 499] = value
-    z = split.product(x, split.halved(W), whole=W).sum(0)
+    z = split.product(x, split.halved(W), whole=W, raw=raw).sum(0)
     others = (torch.arange(300) != 290).cuda()
     torch.testing.assert_close(z[:, others], clean[:, others], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(z[:, 290], torch.mm(x, W[290:].T)[:, 0], equal_nan=True)
@@ -268,11 +294,15 @@ def test_splitting_compiles_without_spills(name, arch):
 @needs_nvcc
 def test_the_product_has_hopper_s_instructions():
     report = cubin("split_product", "90a")
-    assert [kernel.spill_bytes for kernel in report.kernels] == [0]
+    assert [kernel.spill_bytes for kernel in report.kernels] == [
+        0,
+        0,
+        0,
+    ]  # promoted late; x split before; raw
     assert "wgmma" not in report.log, "no remark that products wait for one another"
     code = disassembled(report.path)
-    assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code
-    assert code.count("HGMMA") == 2 * 12, "two turns, twelve products each"
+    assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
+    assert code.count("HGMMA") == 4 * 12, "two turns and twice one, twelve products each"
 
 
 @needs_nvcc
@@ -293,3 +323,14 @@ def disassembled(file: Path) -> str:
         pytest.skip("no nvdisasm here: pip install nvidia-cuda-nvdisasm")
     done = subprocess.run([found, str(file)], capture_output=True, text=True, check=True)
     return done.stdout
+
+
+@on_hopper
+@pytest.mark.parametrize("power", [-120, -60, 60, 120])
+def test_huge_and_tiny_rows_and_weights(power):
+    x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
+    z = split.product(x, split.halved(W), raw=True).sum(0)
+    for a, b in ((2.0**power, 1.0), (1.0, 2.0**power)):
+        for raw in (False, True):
+            y = split.product(x * a, split.halved(W * b), raw=raw).sum(0)
+            torch.testing.assert_close(y.double(), z.double() * 2.0**power, rtol=1e-5, atol=1e-42)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, timing
+from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, split, timing
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.results import BenchResult, key_of
@@ -65,7 +65,8 @@ def predict(
     base = _base(p, size, device, mode)
     found = Records()
     for v in chosen_variants(p, variants, device, mode):
-        floor = limits.floor_ms(p.work[v.reads](**shape), reach, v.route)
+        how = method_of(p, v, shape, device, reach) or v.route
+        floor = limits.floor_ms(p.work[v.reads](**shape), reach, how)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]
         found.append(
@@ -74,6 +75,18 @@ def predict(
         )  # fmt: skip
     journal.append(found, journal.place(found[0], paths.runs()))
     return found
+
+
+def method_of(
+    p: Problem, v: Variant, shape: Mapping[str, int], device: str, reach: limits.Ceilings
+) -> str:
+    """fp16x3 where a variant multiplies by halves at that shape, else ""."""
+    ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
+    if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
+        return ""
+    x = torch.empty(shape["B"], shape["K"], device=device)
+    left = p.outputs(*(size for name, size in shape.items() if name not in "BK"))
+    return "fp16x3" if v.implementation == "hopper" or split.suits(x, left) else ""
 
 
 def bench(
@@ -275,11 +288,12 @@ def _measured(
     own = run.truth.eager(v.route)
     bounds = errors.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
-    best = limits.floor_ms(p.work["after"](**shape), reach, v.route)
+    method = method_of(p, v, shape, run.x.device.type, reach)
+    best = limits.floor_ms(p.work["after"](**shape), reach, method or v.route)
     excess = errors.excess(found, own, bounds)
     scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
     return _record(
-        p, v, base, samples_ms=tuple(s * run.factor for s in samples),
+        p, v, base, method=method, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, "read_gbs": reach.read_gbs, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms,
         bytes_moved=None if v.reads == "before" else work.bytes,  # before: more than it must

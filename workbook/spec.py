@@ -112,6 +112,7 @@ class Problem:
     bare: (model, x) -> our kernel alone, on a fold and an output that are there.
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
+    outputs: of (N, *dims), how many outputs of a product are left; None where none is.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
     states: states of weights for `check`, beside those that every problem has; derivations run in
     the first.
@@ -132,6 +133,7 @@ class Problem:
     yardsticks: Mapping[str, Callable[..., Tensor]]
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str, str], Variant]
+    outputs: Callable[..., int] | None = None
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
     edges: tuple[Size, ...] = EDGES

@@ -29,14 +29,16 @@ SHARED = (
 )
 HOPPER = (9, 0)  # the compute capability whose instructions the product is written in
 PANEL, GROUP = 64, 8  # columns and rows that the halves' layout rounds up to
-TILE_ROWS, TILE_COLUMNS = 128, 256  # of a block of the product
+TILE_ROWS, TILE_COLUMNS = 128, 256  # of a block of the product; half as wide for a raw x
+FEW_OUTPUTS = 2048  # up to which a walk over x costs more than to split it once a tile of outputs
 LEAST = 1 << 28  # multiplications: below, torch's product has as good as ended before ours begins
 LEAST_COLUMNS = 512  # of k: the same
 PANELS_OF_A_PART = 4  # at least: a block's beginning and end cost as much
 
 
 class Halves(NamedTuple):
-    """A matrix (rows, K) as 2^exponents (hi + lo) 2^columns, hi and lo by panels of 32 columns."""
+    """A matrix (rows, K) as 2^exponents (hi + lo) 2^columns, hi and lo by panels of 32 columns;
+    columns has zeros behind K, up to a multiple of 64."""
 
     hi: Tensor
     lo: Tensor
@@ -94,7 +96,7 @@ def halved(weight: Tensor) -> Halves:
     """The halves of weight (N, K), float32 or float64, its columns divided by their exponents."""
     weight = ops.adjacent(weight.detach())
     most = weight.new_zeros(weight.size(1), dtype=torch.int32)
-    columns = weight.new_empty(weight.size(1), dtype=torch.int8)
+    columns = weight.new_zeros(-(-weight.size(1) // PANEL) * PANEL, dtype=torch.int8)
     _column_exponents()(weight, most, columns)
     return _split(weight, columns, True, None)
 
@@ -107,20 +109,30 @@ def kept(weight: Tensor) -> Halves:
     return Halves(*_kept.get("halves", (weight,), lambda: halved(weight)))
 
 
-def cut(rows: int, columns: int, outputs: int, processors: int) -> tuple[int, int]:
+def cut(
+    rows: int, columns: int, outputs: int, processors: int, raw: bool = False
+) -> tuple[int, int]:
     """(tiles of z, parts of the sum over k): as many as keep processors from being idle."""
-    tiles = max(1, -(-rows // TILE_ROWS) * -(-outputs // TILE_COLUMNS))
+    wide = TILE_COLUMNS // 2 if raw else TILE_COLUMNS
+    tiles = max(1, -(-rows // TILE_ROWS) * -(-outputs // wide))
     most = max(1, -(-columns // PANEL) // PANELS_OF_A_PART)
     return tiles, min(most, max(1, processors // tiles))
 
 
 def product(
-    x: Tensor, weight: Halves, whole: Tensor | None = None, centre: Tensor | None = None
+    x: Tensor,
+    weight: Halves,
+    whole: Tensor | None = None,
+    centre: Tensor | None = None,
+    raw: bool | None = None,
+    promote: int = PANEL,
 ) -> Tensor:
     """x (B, K) -> z (parts, B, N) in float32, whose sum over the parts is x W^T; K at least 1.
 
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
-    centre (K): of (x - centre) / 2 instead. The sum over k is cut where blocks would be missing.
+    centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before; the
+    faster way if None. promote: of k, a multiple of 64, what tensor cores accumulate; above 64 to
+    see what becomes of it. The sum over k is cut where blocks would be missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
@@ -129,12 +141,18 @@ def product(
             "and nvcc: move x to one, or use torch.mm"
         )
     x = ops.adjacent(x)
+    usable = centre is None and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0
+    usable = usable and promote == PANEL
     outputs = weight.exponents.size(0)
-    _, parts = cut(*x.shape, outputs, processors)
+    raw = usable and (raw if raw is not None else outputs <= FEW_OUTPUTS)
+    if promote < PANEL or promote % PANEL:
+        raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
+    _, parts = (0, 1) if promote > PANEL else cut(*x.shape, outputs, processors, raw)
     z = x.new_empty((parts, x.size(0), outputs))
-    halves = _split(x, weight.columns, False, centre)
+    none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
+    halves = none if raw else _split(x, weight.columns, False, centre)[:3]
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
-    _split_product()(x, *halves[:3], whole, *weight[:3], z)
+    _split_product()(x, *halves, weight.columns, whole, *weight[:3], promote // PANEL, z)
     return z
 
 

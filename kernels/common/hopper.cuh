@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace hopper {
 
@@ -48,14 +49,33 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
 
 // --- the copy engine -----------------------------------------------------------------------------
 
-// A box at (0, row, panel) of a matrix that is stored by panels of columns, to shared memory; its
-// bytes are counted by the barrier.
-__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int row, int panel,
+// A box of a matrix that is stored by panels, or of a plain one, to shared memory; its bytes are
+// counted by the barrier. Coordinates: the fastest first.
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y, int z,
                                          uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {0, %2, %3}], [%4];" ::"r"(shared(to)),
-      "l"(&map), "r"(row), "r"(panel), "r"(shared(barrier))
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared(to)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared(barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared(to)),
+      "l"(&map), "r"(x), "r"(y), "r"(shared(barrier))
+      : "memory");
+}
+
+// Neighbours in memory, a multiple of 16 bytes.
+__device__ __forceinline__ void load_bytes(void* to, const void* from, int bytes,
+                                           uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared(to)),
+      "l"(from), "r"(bytes), "r"(shared(barrier))
       : "memory");
 }
 
@@ -110,6 +130,8 @@ __device__ __forceinline__ uint64_t rows_of_32(const void* address) {
   return start | uint64_t{1} << 16 | uint64_t{512 >> 4} << 32 | uint64_t{2} << 62;
 }
 
+constexpr int kNext = 16 * sizeof(half) >> 4;  // to the next 16 halves, in a descriptor's unit
+
 // Before the first product of a sequence: registers written so far are what it adds to.
 __device__ __forceinline__ void fence_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -146,6 +168,31 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The same with A from registers: of a thread a[r + 2 q] has row 16 warp + lane / 4 + 8 r, columns
+// 8 q + lane % 4 * 2 and the next. They stay as they are until the product is done.
+__device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                         bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 }  // namespace hopper

@@ -1,7 +1,7 @@
 // The product itself, without a tail: z goes to memory. The main loop is in common/split_gemm.cuh.
-// Who owns what: a block owns 128 x 128 outputs over one part of k; parts are added by who reads z.
+// Who owns what: a block owns 128 x 256 outputs, or 128 x 128, over one part of k; parts are added by who reads z.
 // Moves: xh, xl, wh, wl once from memory, 4 K (B + N) bytes; z once, 4 B N bytes a part.
-#include "split_gemm.cuh"
+#include "split_launch.cuh"
 #include "split_product.h"
 
 struct Store {
@@ -23,8 +23,9 @@ struct Store {
 
   // Columns whose weights are not all finite, as they are written: infinities have their own rules.
   // They go into the first part whole.
+  template <int Columns>
   __device__ __noinline__ void again(const int* f, int row, int column) const {
-    for (int c = 0; c < split_gemm::kColumns && column + c < N; ++c)
+    for (int c = 0; c < Columns && column + c < N; ++c)
       for (int t = threadIdx.x - hopper::kWarpgroup; f[c] == kNotFinite && t < split_gemm::kRows;
            t += split_gemm::kMultipliers * hopper::kWarpgroup) {
         const int64_t i = row + t, n = column + c;
@@ -36,14 +37,23 @@ struct Store {
       }
   }
 
+  template <int Columns>
   __device__ __forceinline__ void finish(const int* f, int row, int column) const {
     const int t = threadIdx.x - hopper::kWarpgroup;
-    if (W != nullptr && hopper::any<3>(f[t] == kNotFinite)) again(f, row, column);
+    if (W != nullptr && hopper::any<3>(t < Columns && f[t] == kNotFinite))
+      again<Columns>(f, row, column);
   }
 };
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream) {
-  const split_gemm::Halves x{p.xh, p.xl, p.e, p.B}, w{p.wh, p.wl, p.f, p.N};
+  const split_gemm::Halves w{p.wh, p.wl, p.f, p.N};
   const Store tail{p.z, p.B, p.N, p.x, p.W, p.K, p.x_stride, p.W_stride};
-  return split_gemm::launch(x, w, p.K, static_cast<int>(p.parts), tail, stream);
+  const int parts = static_cast<int>(p.parts);
+  if (p.xh == nullptr) {
+    const split_gemm::Raw x{p.x, p.c, p.B, p.x_stride};
+    return split_gemm::launch(x, w, p.K, parts, tail, stream);
+  }
+  const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
+  const int promote = static_cast<int>(p.promote);
+  return split_gemm::launch(x, w, p.K, parts, promote, tail, stream);
 }

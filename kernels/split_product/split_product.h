@@ -7,12 +7,14 @@
 #include <cstdint>
 
 struct SplitProduct {
-  const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K
+  const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K; or null: then
+  const int8_t* c;      // (64 pairs): exponents of columns, and x is split where it is multiplied
   const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32)
   const int *e, *f;     // (B), (N); f is kNotFinite for a row of W that is not
   const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
   float* z;             // (parts, B, N) contiguous
   int64_t B, K, N, x_stride, W_stride, parts;
+  int64_t promote;  // of 64 of k, what a tensor core accumulates: 1, or more to be measured
 };
 
 constexpr int kNotFinite = 1 << 20;

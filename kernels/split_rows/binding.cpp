@@ -4,7 +4,7 @@
 
 namespace {
 
-// hi, lo (2 pairs, rows rounded up to 8, 32), e (rows) <- v (rows, K) 2^(+-columns), float32 or
+// hi, lo (2 pairs, rows rounded up to 8, 32), e (rows) <- v (rows, K) 2^(+-columns[:K]), float32 or
 // float64. divide: by 2^columns, for weights. An empty centre (K) is none.
 void run(const wb::Tensor& v, const wb::Tensor& columns, const wb::Tensor& centre, bool divide,
          wb::Tensor& hi, wb::Tensor& lo, wb::Tensor& e) {
@@ -17,7 +17,7 @@ void run(const wb::Tensor& v, const wb::Tensor& columns, const wb::Tensor& centr
            " elements apart; wants them adjacent: call .contiguous()");
   WB_CHECK(!centred || !is_double, "centre: wants a float32 v");
   const int64_t pairs = (K + 63) / 64, height = (rows + 7) / 8 * 8;
-  wb::expect(columns, "columns", wb::ScalarType::Char, {K});
+  wb::expect(columns, "columns", wb::ScalarType::Char, {64 * pairs});
   if (centred) wb::expect(centre, "centre", wb::Float, {K});
   wb::expect(hi, "hi", wb::ScalarType::Half, {2 * pairs, height, 32});
   wb::expect(lo, "lo", wb::ScalarType::Half, {2 * pairs, height, 32});

@@ -161,6 +161,7 @@ problem = Problem(
     fold=_folded,
     yardsticks={},
     bare=lambda model, x: variants.bare(_op_of(model), model, x),
+    outputs=lambda N: N,
     rung_of_text=lambda *source: variants.rung_of_text(EVAL, *source),
     modes=("eval", "train"),
     edges=(*EDGES, Size("pair", (33, 1025), 2), Size("row beyond registers", (5, 16388), 3),

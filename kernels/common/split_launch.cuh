@@ -1,0 +1,105 @@
+// Launching a product of halves: the copy engine's view of the matrices, the grid, shared memory.
+#pragma once
+#include "split_gemm.cuh"
+
+namespace split_gemm {
+
+// hi and lo in half by panels, (2 pairs, rows rounded up to 8, 32), swizzled: of row r the 16 bytes c
+// stand at c ^ (r / 2 % 4). 2^exponents[row] times their sum.
+struct Halves {
+  const half *hi, *lo;
+  const int* exponents;
+  int64_t rows;
+};
+
+// Rows `stride` apart, both of 16 bytes; c, an exponent a column, is padded to 64.
+struct Raw {
+  const float* x;
+  const int8_t* c;
+  int64_t rows, stride;
+};
+
+// The driver's own function, found at run time: no library beside the runtime is linked.
+inline auto encoder() {
+  static const auto found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult how;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &how);
+    const bool there = error == cudaSuccess && how == cudaDriverEntryPointSuccess;
+    return there ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
+  }();
+  return found;
+}
+
+// Halves by boxes of `box` rows of a panel, eight of them, 512 bytes, a row of the copy engine's,
+// which takes long rows faster. What lies outside is 0.
+inline bool describe(CUtensorMap& map, const half* matrix, int64_t rows, int pairs, int box) {
+  constexpr int kLong = 8 * kPanel;
+  const cuuint64_t height = static_cast<cuuint64_t>(rows + 7) / 8, bytes = kLong * sizeof(half);
+  const cuuint64_t sizes[] = {kLong, height, 2 * static_cast<cuuint64_t>(pairs)};
+  const cuuint64_t strides[] = {bytes, bytes * height};
+  const cuuint32_t boxes[] = {kLong, static_cast<cuuint32_t>(box / 8), 1}, steps[] = {1, 1, 1};
+  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, const_cast<half*>(matrix), sizes,
+                   strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Raw rows by boxes of a panel of kRows of them, swizzled by the copy engine.
+inline bool describe(CUtensorMap& map, const Raw& x, int64_t K) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(x.rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.stride) * sizeof(float)};
+  const cuuint32_t boxes[] = {kPanel, kRows}, steps[] = {1, 1};
+  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, const_cast<float*>(x.x), sizes,
+                   strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <int Columns, bool IsRaw, class Tail>
+cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  p.B = static_cast<int>(rows), p.N = static_cast<int>(w.rows), p.f = w.exponents;
+  if (!describe(p.wh, w.hi, w.rows, p.pairs, Columns) ||
+      !describe(p.wl, w.lo, w.rows, p.pairs, Columns))
+    return cudaErrorInvalidValue;
+  const auto kernel = split_gemm_kernel<Columns, IsRaw, Tail>;
+  constexpr int kShared = sizeof(Shared<Columns>);
+  static_assert(kShared <= 227 << 10, "what a block may have");
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (error != cudaSuccess) return error;
+  const int64_t down = (rows + kRows - 1) / kRows, across = (w.rows + Columns - 1) / Columns;
+  if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
+  const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
+  kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
+  return cudaGetLastError();
+}
+
+inline int pairs_of(int64_t K) { return static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel)); }
+
+template <class Tail>
+cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int promote,
+                   const Tail& tail, cudaStream_t stream) {
+  if (encoder() == nullptr) return cudaErrorNotSupported;
+  Operands p = {};
+  p.pairs = pairs_of(K), p.e = x.exponents, p.promote = promote;
+  if (!describe(p.x, x.hi, x.rows, p.pairs, kRows) ||
+      !describe(p.xl, x.lo, x.rows, p.pairs, kRows))
+    return cudaErrorInvalidValue;
+  return promote == 1 ? launch<256, false>(p, w, x.rows, parts, tail, stream)
+                      : launch<128, false>(p, w, x.rows, parts, tail, stream);
+}
+
+template <class Tail>
+cudaError_t launch(const Raw& x, const Halves& w, int64_t K, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  if (encoder() == nullptr) return cudaErrorNotSupported;
+  Operands p = {};
+  p.pairs = pairs_of(K), p.c = x.c;
+  if (!describe(p.x, x, K)) return cudaErrorInvalidValue;
+  return launch<128, true>(p, w, x.rows, parts, tail, stream);
+}
+
+}  // namespace split_gemm

@@ -1,0 +1,136 @@
+// The left side of a product of halves: x split before, or raw, and split by who multiplies it.
+#pragma once
+#include "exponent.cuh"
+#include "hopper.cuh"
+
+namespace split_gemm {
+
+constexpr int kRows = 128, kPanel = 32, kStep = 16;  // of a tile; of k in a panel, an instruction
+constexpr int kWide = 128;                           // columns of one instruction
+constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
+constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row is split
+constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
+constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
+
+template <int Columns>
+struct Stage {  // a panel of each matrix: xh, then xl; or raw x
+  half x[2][kRows][kPanel], wh[Columns][kPanel], wl[Columns][kPanel];
+};
+
+template <int Columns>
+struct Shared {
+  static constexpr int kStages = Columns == 256 ? 4 : 6;
+  Stage<Columns> stages[kStages];
+  uint64_t full[kStages], empty[kStages];
+  alignas(16) int8_t c[kStages][kPanel];
+  int e[kRows], f[Columns];  // exponents of the tile's rows and columns
+};
+static_assert(sizeof(Stage<256>) % 1024 == 0 && sizeof(Stage<128>) % 1024 == 0, "swizzles repeat");
+
+// Split before: it stays in shared memory.
+template <int Columns>
+struct SplitRows {
+  const Stage<Columns>* pair;
+  int first;  // of this warpgroup's rows
+
+  __device__ __forceinline__ SplitRows(Shared<Columns>& shared, int stage, int mine)
+      : pair(shared.stages + stage), first((mine - 1) * 64) {}
+
+  template <int Part>  // 0: hi, 1: lo
+  __device__ __forceinline__ void multiply(float (&part)[64], int panel,
+                                           const half (*w)[kPanel], bool add) const {
+    const uint64_t a = hopper::rows_of_32(pair[panel].x[Part] + first), b = hopper::rows_of_32(w);
+#pragma unroll
+    for (int k = 0; k < kPanel / kStep; ++k)
+      hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
+  }
+
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] += part[j];
+  }
+};
+
+// Raw: a thread holds, of rows g and g + 8 of its warp's 16, what the products ask of it, split. An
+// x 2^c beyond float belongs to an output that is beyond it too.
+template <int Columns>
+struct RawRows {
+  uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
+  int top[2];                   // exponents of the rows, for these 64 of k
+
+  __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine) {
+    float v[4][4][2], most[2] = {0.f, 0.f};
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (mine - 1) * 64;
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        const int8_t* of_k = shared.c[stage + s / 2] + s % 2 * kStep + 8 * q + lane % 4 * 2;
+        const char2 c = *reinterpret_cast<const char2*>(of_k);
+        const float raise[2] = {power_of_two(c.x), power_of_two(c.y)};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          // rows of 128 bytes, swizzled: of row i the 16 bytes b stand at b ^ (i % 8)
+          const int i = row + 8 * r, b = s % 2 * 4 + q * 2 + lane % 4 / 2;
+          const auto* x = reinterpret_cast<const uint8_t*>(shared.stages[stage + s / 2].x);
+          const auto* from = x + i * 128 + (b ^ i % 8) * 16 + lane % 2 * 8;
+          const float2 two = *reinterpret_cast<const float2*>(from);
+          float(&to)[2] = v[s][r + 2 * q];
+          to[0] = two.x * raise[0], to[1] = two.y * raise[1];
+          most[r] = fmaxf(most[r], fmaxf(fabsf(to[0]), fabsf(to[1])));
+        }
+      }
+    float by[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+      // 2^-top has to be a number; for zeros and infinities it is no matter which
+      top[r] = max((__float_as_int(most[r]) >> 23) - 127 - kTop, -126);
+      by[r] = power_of_two(-top[r]);
+    }
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int a = 0; a < 4; ++a) split(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
+  }
+
+  static __device__ __forceinline__ void split(uint32_t& hi, uint32_t& lo, const float (&v)[2],
+                                               float by) {
+    const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
+    const float2 back = __half22float2(high);
+    const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
+    hi = reinterpret_cast<const uint32_t&>(high), lo = reinterpret_cast<const uint32_t&>(low);
+  }
+
+  template <int Part>
+  __device__ __forceinline__ void multiply(float (&part)[64], int panel,
+                                           const half (*w)[kPanel], bool add) const {
+    const uint64_t b = hopper::rows_of_32(w);
+#pragma unroll
+    for (int k = 0; k < kPanel / kStep; ++k)
+      hopper::multiply(part, Part ? lo[2 * panel + k] : hi[2 * panel + k], b + k * hopper::kNext,
+                       add || k > 0);
+  }
+
+  // sum 2^base += part 2^top; base follows where it is left far behind.
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&base)[2]) const {
+    float scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (top[r] > base[r] + kApart) {
+        const float down = raised(1.f, base[r] - top[r]);
+        base[r] = top[r];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) sum[j / 2 * 4 + j % 2 + 2 * r] *= down;
+      }
+      scale[r] = raised(1.f, top[r] - base[r]);
+    }
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
+  }
+};
+
+}  // namespace split_gemm
