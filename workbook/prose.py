@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class Text:
 def show(what: Variant | type | Path, *names: str) -> Text:
     """A kernel's source from its file, or a class's from its module, as highlighted code.
 
-    names: of a file, only these functions and structs, each with the comment above it.
+    names: of a file, only these functions and structs, each with the comment above it; A::b of A.
     """
     if isinstance(what, Path):
         text = what.read_text(encoding="utf-8").rstrip()
@@ -50,13 +51,16 @@ def show(what: Variant | type | Path, *names: str) -> Text:
 
 def _definition(text: str, name: str) -> str:
     """A function or struct of C++ as clang-format leaves it: from the blank line before it to the
-    first line that closes it, unindented."""
-    started = re.search(rf"^(?:struct |\S.*\b|\s+){re.escape(name)}(?: \{{|[(]).*", text, re.M)
+    first line that closes it. A::b: of what stands in A, unindented."""
+    outer, _, name = name.rpartition("::")
+    text = _definition(text, outer) if outer else text
+    head = rf"^( *)(?!//|return )\S[^\n(]*[ *&]{re.escape(name)}(?: \{{|\().*"
+    started = re.search(head, text, re.M)
     if started is None:
-        raise KeyError(f"name: got {name!r}; the file has no function or struct of that name")
-    first = text.rfind("\n\n", 0, started.start()) + 2
-    last = re.compile(r"^\};?$", re.M).search(text, started.start())
-    return text[max(first, 0) : last.end() if last else len(text)].strip("\n")
+        raise KeyError(f"name: got {name!r}; there is no function or struct of that name")
+    first = max(text.rfind("\n\n", 0, started.start()) + 2, 0)
+    last = re.compile(rf"^{started[1]}\}};?$", re.M).search(text, started.start())
+    return textwrap.dedent(text[first : last.end() if last else len(text)]).strip("\n")
 
 
 def derivation(
