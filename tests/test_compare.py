@@ -564,6 +564,20 @@ def test_the_newest_ceilings_of_a_card_count(tmp_path):
     assert ceilings.ceilings_of("unknown card") is None
 
 
+def test_ceilings_of_no_card_are_those_of_the_gpu_measured_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "data", lambda: tmp_path / "data")
+    assert ceilings.ceilings_of() is None
+    for card, device, day in (("new", "cuda", 2), ("old", "cuda", 1), ("a CPU", "cpu", 3)):
+        found = [
+            Record(kind="ceiling", problem="", variant=name, card=card, device=device, value=1.0,
+                   unit="GB/s", run=card, date=f"2026-01-0{day}T00:00:00Z")
+            for name in ("read", "copy", "gemm_float32", "gemm_half")
+        ]  # fmt: skip
+        journal.append(found, journal.place(found[0], paths.runs()))
+    reach = ceilings.ceilings_of()
+    assert reach.source.startswith("new, ") and reach.half_tflops == 1.0
+
+
 def test_predictions_come_from_rules_and_floors_before_anything_is_timed(
     reach, tmp_path, monkeypatch
 ):

@@ -16,7 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from workbook import chart, legend, plot, style
+from workbook import chart, legend, paths, plot, plot_pipeline, style
 from workbook.journal import Record, Records
 
 SLUG = "matmul_sum_max_mean_logsumexp"
@@ -273,6 +273,25 @@ def test_marks_stay_inside_the_axes(picture: style.Picture):
     for start in ("median/", "predicted/", "rel_error", "control/", "speedup/"):
         for name, x in marks(picture, start).items():
             assert low <= x <= high, name
+
+
+@pytest.mark.parametrize(
+    ("raw", "turns", "says"),
+    [(False, 2, "128 × 256: one thread fills 4 stages of 48 KB, 2 warpgroups"),
+     (True, 1, "128 × 128: one thread fills 6 stages of 32 KB, 2 warpgroups")],
+)  # fmt: skip
+def test_the_pipeline_is_that_of_the_kernel(fonts: None, raw: bool, turns: int, says: str):
+    picture = plot.pipeline(raw)
+    test_texts_are_apart_and_on_the_canvas(fonts, picture)
+    test_type_is_at_least_nine_points(picture)
+    c = plot_pipeline.constants(raw)
+    source = (paths.kernels() / "common/split_sides.cuh").read_text(encoding="utf-8")
+    assert f"kPanel = {c['kPanel']}, " in source
+    assert (c["kTurns"], c["kThreads"], c["small"], c["large"]) == (turns, 384, 4, 2)
+    said = picture.alt
+    assert says in said
+    assert "A turn is 12 products of 64 × 128 × 16: 8 small ones (light), then 4" in said
+    assert picture._repr_html_().startswith("<img")
 
 
 def test_type_is_at_least_nine_points(picture: style.Picture):

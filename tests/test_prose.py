@@ -212,6 +212,40 @@ def test_the_newest_recorded_run_is_found_and_labelled():
     assert label.endswith("**Stale** (sources changed since): fused.")
 
 
+def test_kernels_as_they_are_go_before_newer_runs_of_stale_ones_on_whichever_card(monkeypatch):
+    monkeypatch.setattr(tables, "is_stale", lambda p, record: record.kernels_digest == "old")
+
+    def run(name: str, date: str, *more: str, **about) -> list[Record]:
+        keys = ("eager", *more, "algebra", "fused")
+        return [timed(v, 1.0, run=name, date=date, **about) for v in keys]
+
+    there = {"card": "NVIDIA H200", "kernels_digest": "new"}
+    fresh = run("a", "2026-11-20T10:00:00Z", **there)
+    stale = run("b", "2026-11-22T10:00:00Z", "compile", kernels_digest="old")
+    older = run("c", "2026-11-19T10:00:00Z", "compile", kernels_digest="new")
+    assert list(tables.fullest(Records([*stale, *fresh])).records) == fresh
+    assert list(tables.fullest(Records([*fresh, *stale])).records) == fresh
+    assert list(tables.fullest(Records(stale)).records) == stale
+    assert list(tables.fullest(Records([*fresh, *older])).records) == older, "compile, then date"
+    for records in (stale, fresh):
+        journal.append(records, journal.place(records[0], paths.data()))
+    assert list(wb.recorded(PROBLEM).records) == fresh
+
+
+def test_predictions_are_those_for_the_card_of_a_run():
+    run = BenchResult(Records([timed("fused", 1.0, card="NVIDIA H200")]))
+    other = predicted("fused", 3.0, date="2026-11-25T10:00:00Z")
+    train = predicted("fused", 4.0, card="NVIDIA H200", mode="train")
+    old, new = (
+        predicted("fused", ms, card="NVIDIA H200", date=f"2026-11-2{day}T10:00:00Z", run=str(day))
+        for ms, day in ((1.0, 1), (2.0, 2))
+    )
+    for record in (new, old, other, train):
+        journal.append(record, journal.place(record, paths.data()))
+    assert [r.value for r in wb.predicted(run)] == [2.0]
+    assert not wb.predicted(BenchResult(Records([timed("fused", 1.0, card="another")])))
+
+
 def test_the_run_with_compile_goes_before_a_newer_one_without():
     def run(name: str, date: str, *variants: str) -> list[Record]:
         return [timed(v, 1.0, run=name, date=date) for v in variants]
@@ -253,6 +287,29 @@ def test_a_floor_by_hand():
     assert wb.floor_of(PROBLEM, reach, "paper", "after").bound == "memory"
 
 
+@pytest.mark.parametrize(
+    ("rates", "halves", "says"),
+    [
+        ({"half_tflops": 60.0}, "6.9 ms", "Ceilings of by hand. The last"),
+        ({"tf32_tflops": 30.0}, "6.9 ms", "not measured with them: twice TF32's is taken for it."),
+        ({}, None, "They have no rate of halves"),
+    ],
+)
+def test_rooflines_by_hand(rates, halves, says):
+    about = {"read_gbs": 1000.0, "copy_gbs": 500.0, "fp32_tflops": 10.0, "tf32_tflops": None}
+    reach = Ceilings(**about | {"launch_ms": 0.0, "source": "by hand"} | rates)
+    p = wb.problem("gemm_batchnorm_scale_softmax")
+    text = str(wb.rooflines(p, reach))
+    assert says in text
+    if halves is None:
+        assert "|" not in text
+        return
+    (row,) = [line for line in text.splitlines() if line.startswith("| paper: B = 1024")]
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    # 2 * 1024 * 8192^2 operations and the tail's; three times as many at 6 times the rate
+    assert cells[1:] == ["13.8 ms", halves, "compute", "2.00×"]
+
+
 # --- sources and resources ------------------------------------------------------------------------
 
 
@@ -266,6 +323,26 @@ def test_show_a_kernel_a_model_and_what_has_no_source():
     assert shown.startswith("```python\nclass Model(nn.Module)") and "logsumexp" in shown
     with pytest.raises(ValueError, match="variant: eager has no kernel"):
         wb.show(PROBLEM.variant("eager"))
+
+
+def test_show_a_part_of_a_file(tmp_path):
+    file = tmp_path / "a.cuh"
+    file.write_text(
+        "#pragma once\n\n"
+        "// of one\nstruct One {  // its own\n  int one(int i) { return i; }\n};\n\n"
+        "// of two\ntemplate <int N>\n__global__ void two(int i) {\n  if (i) {\n  }\n}\n\n"
+        "int three() {\n  return two(1);\n}\n"
+    )
+    one = "// of one\nstruct One {  // its own\n  int one(int i) { return i; }\n};"
+    two = "// of two\ntemplate <int N>\n__global__ void two(int i) {\n  if (i) {\n  }\n}"
+    assert str(wb.show(file, "One")) == f"```cpp\n{one}\n```"
+    assert str(wb.show(file, "two", "One")) == f"```cpp\n{two}\n\n{one}\n```"
+    assert str(wb.show(file, "three")) == "```cpp\nint three() {\n  return two(1);\n}\n```"
+    file.write_text("struct One {\n  int a;\n\n  // it\n  int one() {\n    return f(a);\n  }\n};\n")
+    assert str(wb.show(file, "One::one")) == "```cpp\n// it\nint one() {\n  return f(a);\n}\n```"
+    for name in ("four", "f", "One::four"):
+        with pytest.raises(KeyError, match=f"name: got '{name[-4:]}'"):
+            wb.show(file, name)
 
 
 def test_resources_come_from_the_compiler(monkeypatch):
@@ -330,6 +407,16 @@ def test_the_ceiling_of_a_speedup_is_eager_over_the_floor():
     bench = BenchResult(Records([timed("eager", 50.0), timed("fused", 0.5, floor_ms=0.25)]))
     text = str(wb.ceiling_of_speedup(bench))
     assert "more than 200× as fast" in text and text.endswith("Reached: 100×.")
+
+
+def test_gains_are_ratios_of_one_run():
+    bench = BenchResult(Records([
+        timed("eager", 8.0, 8.0), timed("eager", 3.0, 3.0, route="tf32"), timed("new", 2.0, 2.0),
+    ]))  # fmt: skip
+    text = str(wb.gains(bench, "new", "eager", "not there", "eager/tf32"))
+    assert text.splitlines()[0] == f"{CARD}, paper, eval, {ABOUT['date']}, `new`:"
+    assert text.splitlines()[2:] == ["- over `eager`: 4.000×", "- over `eager/tf32`: 1.500×"]
+    assert "`other` is not in this run" in str(wb.gains(bench, "other", "eager"))
 
 
 def test_yardsticks_are_those_of_the_newest_run():

@@ -37,12 +37,15 @@ _HOMES = {
     "show": "prose",
     "derivation": "prose",
     "floor_of": "tables",
+    "gains": "tables",
     "host_lines": "tables",
     "ceiling_of_speedup": "tables",
     "yardstick_lines": "tables",
     "outcome": "tables",
     "shares": "tables",
+    "predicted": "tables",
     "recorded": "tables",
+    "rooflines": "tables",
     "doctor": "diagnosis",
 }
 

@@ -58,9 +58,16 @@ def measured_records(device: str) -> Records:
     return Records(records)
 
 
-def ceilings_of(card: str) -> Ceilings | None:
-    """The recorded ceilings of a card, the newest ones; None where none were recorded."""
-    found = journal.load([paths.data(), paths.runs()]).query(kind="ceiling", card=card)
+def ceilings_of(card: str | None = None) -> Ceilings | None:
+    """The recorded ceilings of a card, the newest ones; None where none were recorded.
+
+    Without a card: of the GPU whose ceilings were recorded last.
+    """
+    every = journal.load([paths.data(), paths.runs()]).query(kind="ceiling")
+    if card is None:
+        gpus = every.query(device="cuda")
+        card = max(gpus, key=lambda r: r.date).card if gpus else ""
+    found = every.query(card=card)
     return _of(found.newest(("card", "variant"))) if found else None
 
 

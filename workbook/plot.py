@@ -1,4 +1,5 @@
-"""Records → figures: the ladder of kernels, the waterfall, errors, the overview, the break-even.
+"""Records → figures: the ladder of kernels, the waterfall, errors, the overview, the break-even;
+the kernel's source → the pipeline.
 
 Each function takes records (or a result that has `.records`) and returns a Picture. What it can
 not draw from is a ValueError that says what is missing; runs that failed are drawn as failed.
@@ -20,6 +21,7 @@ from workbook.plot_curves import curves
 from workbook.plot_errors import errors
 from workbook.plot_halves import error_by_family, error_over
 from workbook.plot_overview import overview
+from workbook.plot_pipeline import pipeline
 from workbook.style import Picture, duration, factor, tick_time
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "errors",
     "ladder",
     "overview",
+    "pipeline",
     "waterfall",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +31,15 @@ class Text:
         return self.markdown
 
 
-def show(what: Variant | type | Path) -> Text:
-    """A kernel's source from its file, or a class's from its module, as highlighted code."""
+def show(what: Variant | type | Path, *names: str) -> Text:
+    """A kernel's source from its file, or a class's from its module, as highlighted code.
+
+    names: of a file, only these functions and structs, each with the comment above it; A::b of A.
+    """
     if isinstance(what, Path):
-        return Text(f"```cpp\n{what.read_text(encoding='utf-8').rstrip()}\n```")
+        text = what.read_text(encoding="utf-8").rstrip()
+        text = "\n\n".join(_definition(text, name) for name in names) or text
+        return Text(f"```cpp\n{text}\n```")
     if isinstance(what, Variant):
         if what.source is None:
             raise ValueError(f"variant: {what.key} has no kernel of its own to show")
@@ -40,6 +47,20 @@ def show(what: Variant | type | Path) -> Text:
     else:
         text, language, idea = inspect.getsource(what), "python", ""
     return Text(f"{idea}```{language}\n{text.rstrip()}\n```")
+
+
+def _definition(text: str, name: str) -> str:
+    """A function or struct of C++ as clang-format leaves it: from the blank line before it to the
+    first line that closes it. A::b: of what stands in A, unindented."""
+    outer, _, name = name.rpartition("::")
+    text = _definition(text, outer) if outer else text
+    head = rf"^( *)(?!//|return )\S[^\n(]*[ *&]{re.escape(name)}(?: \{{|\().*"
+    started = re.search(head, text, re.M)
+    if started is None:
+        raise KeyError(f"name: got {name!r}; there is no function or struct of that name")
+    first = max(text.rfind("\n\n", 0, started.start()) + 2, 0)
+    last = re.compile(rf"^{started[1]}\}};?$", re.M).search(text, started.start())
+    return textwrap.dedent(text[first : last.end() if last else len(text)]).strip("\n")
 
 
 def derivation(

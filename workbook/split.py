@@ -19,7 +19,7 @@ from torch import Tensor
 from workbook import limits, ops, precision
 from workbook.fold import FoldCache
 
-__all__ = ["SHARED", "Halves", "floor_ms", "halved", "kept", "product", "suits"]
+__all__ = ["SHARED", "Halves", "cut", "floor_ms", "halved", "kept", "product", "suits"]
 
 # The sources of the kernels below, under kernels/: they count in the digest of who uses them.
 SHARED = (
@@ -109,6 +109,16 @@ def kept(weight: Tensor) -> Halves:
     return Halves(*_kept.get("halves", (weight,), lambda: halved(weight)))
 
 
+def cut(
+    rows: int, columns: int, outputs: int, processors: int, raw: bool = False
+) -> tuple[int, int]:
+    """(tiles of z, parts of the sum over k): as many as keep processors from being idle."""
+    wide = TILE_COLUMNS // 2 if raw else TILE_COLUMNS
+    tiles = max(1, -(-rows // TILE_ROWS) * -(-outputs // wide))
+    most = max(1, -(-columns // PANEL) // PANELS_OF_A_PART)
+    return tiles, min(most, max(1, processors // tiles))
+
+
 def product(
     x: Tensor,
     weight: Halves,
@@ -131,17 +141,14 @@ def product(
             "and nvcc: move x to one, or use torch.mm"
         )
     x = ops.adjacent(x)
-    rows, outputs = x.size(0), weight.exponents.size(0)
     usable = centre is None and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0
     usable = usable and promote == PANEL
+    outputs = weight.exponents.size(0)
     raw = usable and (raw if raw is not None else outputs <= FEW_OUTPUTS)
     if promote < PANEL or promote % PANEL:
         raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
-    wide = TILE_COLUMNS // 2 if raw or promote > PANEL else TILE_COLUMNS
-    blocks = max(1, -(-rows // TILE_ROWS) * -(-outputs // wide))
-    most = max(1, weight.hi.size(0) // 2 // PANELS_OF_A_PART)
-    parts = 1 if promote > PANEL else min(most, max(1, processors // blocks))
-    z = x.new_empty((parts, rows, outputs))
+    _, parts = (0, 1) if promote > PANEL else cut(*x.shape, outputs, processors, raw)
+    z = x.new_empty((parts, x.size(0), outputs))
     none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
     halves = none if raw else _split(x, weight.columns, False, centre)[:3]
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())

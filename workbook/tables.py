@@ -5,6 +5,7 @@ A number in a sentence is computed here from records, so that it can not go stal
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from workbook import chains, journal, limits, paths, plot, stats, style
@@ -19,11 +20,14 @@ __all__ = [
     "cover",
     "floor_of",
     "fullest",
+    "gains",
     "host_lines",
     "is_stale",
     "label",
     "outcome",
+    "predicted",
     "recorded",
+    "rooflines",
     "shares",
     "summary",
     "yardstick_lines",
@@ -102,6 +106,16 @@ def ceiling_of_speedup(bench: BenchResult, slow: str = "eager") -> Text:
     )
 
 
+def gains(bench: BenchResult, fast: str, *slow: str) -> Text:
+    """How many times as fast one variant of a run was as others; says so where it is not in it."""
+    there, first = _timed(bench.records), bench.records[0]
+    where = f"{first.card}, {first.size}, {first.mode}, {first.date}"
+    if fast not in there:
+        return Text(f"{where}: `{fast}` is not in this run: older than it, or a GPU without it.")
+    lines = [f"- over `{s}`: {_times(bench.ratio(s, fast))}" for s in slow if s in there]
+    return Text(f"{where}, `{fast}`:\n\n" + "\n".join(lines))
+
+
 def yardstick_lines(kept: Records) -> Text:
     """Our speed over that of torch calls on the same bytes, newest run of kind "profile"."""
     if not kept:
@@ -145,6 +159,8 @@ def recorded(
 ) -> BenchResult | None:
     """The newest recorded GPU run of a problem, by default at paper size; None without one.
 
+    On whichever card; a run of the kernels as they are now goes before a stale one.
+
     flush: how the cache was emptied in it; mode: of the model; equals: other fields, such as
     card="...".
     """
@@ -153,20 +169,36 @@ def recorded(
     return fullest(kept)
 
 
-def fullest(kept: Records) -> BenchResult | None:
-    """The newest run that timed eager, torch.compile, the algebra and ours; else without compile.
+def predicted(bench: BenchResult) -> Records:
+    """What was last predicted for the problem, card, size and mode of a run."""
+    first = bench.records[0]
+    names = ("problem", "card", "device", "size", "mode")
+    return records(kind="prediction", **{n: getattr(first, n) for n in names}).newest()
 
-    None without one: ratios and figures compare these.
+
+def fullest(kept: Records) -> BenchResult | None:
+    """The newest run that timed eager, the algebra and ours, as ours is now; else a stale one.
+
+    One with torch.compile goes before one without. None without any: ratios and figures compare
+    these.
     """
     runs: dict[str, Records] = {}
     for record in kept:
         runs.setdefault(record.run, Records()).append(record)
     compared = {"eager", "algebra", "fused"}
-    for wanted in (compared | {"compile"}, compared):
-        whole = [r for r in runs.values() if wanted <= {key_of(o) for o in r if o.samples_ms}]
-        if whole:
-            return BenchResult(max(whole, key=lambda r: (r[0].date, r[0].run)))
-    return None
+    whole = [r for r in runs.values() if compared <= _timed(r)]
+    return BenchResult(max(whole, key=_worth)) if whole else None
+
+
+def _timed(run: Records) -> set[str]:
+    return {key_of(r) for r in run if r.samples_ms}
+
+
+def _worth(run: Records) -> tuple:
+    """Of the run that is shown, the largest."""
+    ours = BenchResult(run)["fused"]
+    fresh = not is_stale(chains.problem(ours.problem), ours)
+    return fresh, "compile" in _timed(run), run[0].date, run[0].run
 
 
 STANDS_FOR_PAPER = "cpu paper"  # the size of a problem whose weights a laptop can not hold
@@ -233,6 +265,33 @@ def label(p: Problem, bench: BenchResult) -> Text:
     )
 
 
-def floor_of(p: Problem, reach: limits.Ceilings, size: str, which: str) -> limits.Floor:
-    """The floor of the work "before" or "after" the algebra at a size."""
-    return limits.floor_ms(p.work[which](**p.shape(size)), reach)
+def floor_of(
+    p: Problem, reach: limits.Ceilings, size: str, which: str, route: str = "float32"
+) -> limits.Floor:
+    """The floor of the work "before" or "after" the algebra at a size; route: as in limits."""
+    return limits.floor_ms(p.work[which](**p.shape(size)), reach, route)
+
+
+def rooflines(p: Problem, reach: limits.Ceilings) -> Text:
+    """Floors of what the algebra leaves: its bytes, and its product in float32 and by halves.
+
+    A row a size. The rate of halves is taken to be twice TF32's where it was not measured, and the
+    text says so; without either there is no such column.
+    """
+    said = f"Ceilings of {reach.source}."
+    if reach.half_tflops is None and reach.tf32_tflops is not None:
+        reach = dataclasses.replace(reach, half_tflops=2 * reach.tf32_tflops)
+        said += " The rate of halves was not measured with them: twice TF32's is taken for it."
+    if reach.half_tflops is None:
+        return Text(f"{said} They have no rate of halves: there is no floor to show.")
+    rows = ["| size | bytes | product, float32 | product, halves | bound by | float32 / halves |"]
+    rows.append("|---" * 6 + "|")
+    for size in p.sizes:
+        floats, halves = (floor_of(p, reach, size, "after", r) for r in ("float32", "fp16x3"))
+        shape = ", ".join(f"{k} = {v}" for k, v in p.shape(size).items())
+        times = (halves.memory_ms, floats.compute_ms, halves.compute_ms)
+        rows.append(
+            f"| {size}: {shape} | " + " | ".join(style.duration(t, 0.02) for t in times)
+            + f" | {halves.bound} | {style.factor(floats.ms / halves.ms, 0.02)} |"
+        )  # fmt: skip
+    return Text("\n".join(rows) + f"\n\n{said} The last two are of the floors, launch and all.")
