@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from workbook import gemm, ops, split
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
-# The same where halves are multiplied. Tensor cores draw each |g| toward zero, by 9e-8 of it, and that
+# The same where halves are multiplied. Tensor cores draw each |g| toward zero, by 9e-8 of it, which
 # does not average: it is seen as many times larger as the sum cancels.
 LIMIT_OF_HALVES = 2.0
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
