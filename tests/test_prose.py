@@ -338,8 +338,14 @@ def test_show_a_part_of_a_file(tmp_path):
     assert str(wb.show(file, "One")) == f"```cpp\n{one}\n```"
     assert str(wb.show(file, "two", "One")) == f"```cpp\n{two}\n\n{one}\n```"
     assert str(wb.show(file, "three")) == "```cpp\nint three() {\n  return two(1);\n}\n```"
-    file.write_text("struct One {\n  int a;\n\n  // it\n  int one() {\n    return f(a);\n  }\n};\n")
-    assert str(wb.show(file, "One::one")) == "```cpp\n// it\nint one() {\n  return f(a);\n}\n```"
+    file.write_text(
+        "struct One {\n  int a;\n\n  // it\n  int one() {\n#pragma unroll\n    return f(a);\n"
+        "  }\n};\n"
+    )
+    assert (
+        str(wb.show(file, "One::one"))
+        == "```cpp\n// it\nint one() {\n#pragma unroll\n  return f(a);\n}\n```"
+    )
     for name in ("four", "f", "One::four"):
         with pytest.raises(KeyError, match=f"name: got '{name[-4:]}'"):
             wb.show(file, name)
