@@ -227,6 +227,8 @@ def test_kernels_as_they_are_go_before_newer_runs_of_stale_ones_on_whichever_car
     assert list(tables.fullest(Records([*fresh, *stale])).records) == fresh
     assert list(tables.fullest(Records(stale)).records) == stale
     assert list(tables.fullest(Records([*fresh, *older])).records) == older, "compile, then date"
+    last = run("d", "2026-11-18T10:00:00Z", "05_whole_row_in_flight", kernels_digest="old")
+    assert list(tables.fullest(Records([*last, *stale])).records) == last, "what ours is today"
     for records in (stale, fresh):
         journal.append(records, journal.place(records[0], paths.data()))
     assert list(wb.recorded(PROBLEM).records) == fresh
