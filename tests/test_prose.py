@@ -227,6 +227,8 @@ def test_kernels_as_they_are_go_before_newer_runs_of_stale_ones_on_whichever_car
     assert list(tables.fullest(Records([*fresh, *stale])).records) == fresh
     assert list(tables.fullest(Records(stale)).records) == stale
     assert list(tables.fullest(Records([*fresh, *older])).records) == older, "compile, then date"
+    last = run("d", "2026-11-18T10:00:00Z", "05_whole_row_in_flight", kernels_digest="old")
+    assert list(tables.fullest(Records([*last, *stale])).records) == last, "what ours is today"
     for records in (stale, fresh):
         journal.append(records, journal.place(records[0], paths.data()))
     assert list(wb.recorded(PROBLEM).records) == fresh
@@ -338,8 +340,14 @@ def test_show_a_part_of_a_file(tmp_path):
     assert str(wb.show(file, "One")) == f"```cpp\n{one}\n```"
     assert str(wb.show(file, "two", "One")) == f"```cpp\n{two}\n\n{one}\n```"
     assert str(wb.show(file, "three")) == "```cpp\nint three() {\n  return two(1);\n}\n```"
-    file.write_text("struct One {\n  int a;\n\n  // it\n  int one() {\n    return f(a);\n  }\n};\n")
-    assert str(wb.show(file, "One::one")) == "```cpp\n// it\nint one() {\n  return f(a);\n}\n```"
+    file.write_text(
+        "struct One {\n  int a;\n\n  // it\n  int one() {\n#pragma unroll\n    return f(a);\n"
+        "  }\n};\n"
+    )
+    assert (
+        str(wb.show(file, "One::one"))
+        == "```cpp\n// it\nint one() {\n#pragma unroll\n  return f(a);\n}\n```"
+    )
     for name in ("four", "f", "One::four"):
         with pytest.raises(KeyError, match=f"name: got '{name[-4:]}'"):
             wb.show(file, name)

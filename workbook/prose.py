@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +59,8 @@ def _definition(text: str, name: str) -> str:
         raise KeyError(f"name: got {name!r}; there is no function or struct of that name")
     first = max(text.rfind("\n\n", 0, started.start()) + 2, 0)
     last = re.compile(rf"^{started[1]}\}};?$", re.M).search(text, started.start())
-    return textwrap.dedent(text[first : last.end() if last else len(text)]).strip("\n")
+    lines = text[first : last.end() if last else len(text)].strip("\n").split("\n")
+    return "\n".join(line.removeprefix(started[1]) for line in lines)
 
 
 def derivation(

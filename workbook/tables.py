@@ -179,8 +179,8 @@ def predicted(bench: BenchResult) -> Records:
 def fullest(kept: Records) -> BenchResult | None:
     """The newest run that timed eager, the algebra and ours, as ours is now; else a stale one.
 
-    One with torch.compile goes before one without. None without any: ratios and figures compare
-    these.
+    Then one with the ladder's last rung goes before one without, then one with torch.compile. None
+    without any: ratios and figures compare these.
     """
     runs: dict[str, Records] = {}
     for record in kept:
@@ -197,8 +197,11 @@ def _timed(run: Records) -> set[str]:
 def _worth(run: Records) -> tuple:
     """Of the run that is shown, the largest."""
     ours = BenchResult(run)["fused"]
-    fresh = not is_stale(chains.problem(ours.problem), ours)
-    return fresh, "compile" in _timed(run), run[0].date, run[0].run
+    p, timed = chains.problem(ours.problem), _timed(run)
+    here = [v for v in p.variants if ours.device in v.devices and ours.mode in v.modes]
+    last = [v.key for v in here if v.is_rung][-1:]  # what ours is made of today
+    fresh = not is_stale(p, ours)
+    return fresh, timed >= set(last), "compile" in timed, run[0].date, run[0].run
 
 
 STANDS_FOR_PAPER = "cpu paper"  # the size of a problem whose weights a laptop can not hold
