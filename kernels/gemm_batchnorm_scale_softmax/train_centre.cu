@@ -1,6 +1,7 @@
 // Train mode on a GPU, before the product: the sum of x over the batch, and the centre that is taken
 // from it, of each feature the median of the means of a few groups of samples.
 //   total[k] = sum_i x[i,k];  c[k] = median_g mean_{i of group g} x[i,k]
+//   then z = (x - c) W^T, and y = exp(t - m) / s with t = a (z - mean_i z) + d
 // Who owns what: a block owns 32 lanes of 1 or 4 columns in one slice of a group, its 8 warps every
 //   8th row; sums meet in shared memory, a second launch adds the slices: no atomics.
 // Moves: x once, 4 B K bytes; 8 K bytes a slice.
@@ -9,6 +10,7 @@
 
 constexpr int kCentreThreads = 256, kCentreLanes = 32, kCentreWarps = kCentreThreads / kCentreLanes;
 constexpr int kCentreInFlight = 4;
+constexpr int kCentreResident = 5;  // blocks: without a word ptxas wants 8 for sm_100, and spills
 
 // Rows [begin, end) of a slice: kSlices for each group, then one of what is left over.
 __device__ __forceinline__ void rows_of(const Centre& p, int slice, int64_t& begin, int64_t& end) {
@@ -19,7 +21,7 @@ __device__ __forceinline__ void rows_of(const Centre& p, int slice, int64_t& beg
 }
 
 template <int Width>
-__global__ void __launch_bounds__(kCentreThreads) batch_slices_kernel(Centre p) {
+__global__ void __launch_bounds__(kCentreThreads, kCentreResident) batch_slices_kernel(Centre p) {
   const int lane = threadIdx.x % kCentreLanes, warp = threadIdx.x / kCentreLanes;
   const int64_t k = (blockIdx.x * static_cast<int64_t>(kCentreLanes) + lane) * Width;
   int64_t begin, end;
