@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from workbook import split
 from workbook.accuracy import check
 from workbook.chains import problem
 from workbook.journal import Record
@@ -77,6 +78,7 @@ def _line(record: Record) -> dict:
 def _named(p: Problem, names: str, device: str) -> list[Variant]:
     here = [v for v in p.variants if device in v.devices and v.route == "float32"]
     here = [v for v in here if v.reads != "fold"]  # the drop-in once more, on weights of its own
+    here = [v for v in here if v.implementation != "hopper" or split.is_here(device)]
     if names == "all":
         return here
     if names == "controls":

@@ -32,13 +32,15 @@ def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, 
 def chosen_variants(
     p: Problem, names: Sequence[str | Variant] | None, device: str, mode: str = "eval"
 ) -> list[Variant]:
-    """Those of the names, or every one of the device and mode that is not a control."""
+    """Those of the names, or every one of the device and mode that is not a control; rungs for
+    another GPU than this one are left out."""
     if names is not None and not names:
         raise ValueError("variants: got none, wants keys of variants, or None for all")
     if names is not None:
         return [v if isinstance(v, Variant) else p.variant(v, device) for v in names]
     there = [v for v in p.variants if device in v.devices and mode in v.modes]
-    return [v for v in there if not v.is_control]
+    here = [v for v in there if v.implementation != "hopper" or split.is_here(device)]
+    return [v for v in here if not v.is_control]
 
 
 _FLOORS = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from workbook import limits, ops, precision
 from workbook.fold import FoldCache
 
-__all__ = ["SHARED", "Halves", "cut", "floor_ms", "halved", "kept", "product", "suits"]
+__all__ = ["SHARED", "Halves", "cut", "floor_ms", "halved", "is_here", "kept", "product", "suits"]
 
 # The sources of the kernels below, under kernels/: they count in the digest of who uses them.
 SHARED = (
@@ -70,6 +70,14 @@ def _processors(index: int) -> int:
     ):  # fmt: skip
         return 0
     return found.multi_processor_count
+
+
+def is_here(device: str | torch.device = "cuda") -> bool:
+    """True where that device is a GPU that the product runs on."""
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return _processors(torch.cuda.current_device() if where.index is None else where.index) > 0
 
 
 def suits(x: Tensor, outputs: int) -> bool:

@@ -242,12 +242,25 @@ def _summary_row(p: Problem, bench: BenchResult) -> str:
 
 
 def cover(kept: Records | None = None) -> plot.Picture:
-    """The README's picture: speed-ups on GPUs at paper size, from the runs of its table."""
+    """The README's picture: speed-ups at paper size, from the runs of its table.
+
+    All on one card, the GPU of which most runs are of today's kernels, the newest ones.
+    """
     every = journal.load(paths.data()) if kept is None else kept
     timed = every.query(kind="bench", size="paper", flush="read", device="cuda")
-    places = dict.fromkeys((p.slug, mode) for p in chains.problems() for mode in p.modes)
-    runs = [fullest(timed.query(problem=slug, mode=mode)) for slug, mode in places]
-    return plot.overview([r for run in runs if run for r in run.records], chains.problems())
+    found: dict[str, list[BenchResult]] = {}
+    places = [(p.slug, mode) for p in chains.problems() for mode in p.modes]
+    for card in dict.fromkeys(r.card for r in timed):
+        runs = [fullest(timed.query(problem=slug, mode=m, card=card)) for slug, m in places]
+        found[card] = [run for run in runs if run is not None]
+    runs = max(filter(None, found.values()), key=_freshness, default=[])
+    return plot.overview([r for run in runs for r in run.records], chains.problems())
+
+
+def _freshness(runs: list[BenchResult]) -> tuple[int, str]:
+    """How many runs of a card are of the kernels as they are now, and the date of the newest."""
+    fresh = [not is_stale(chains.problem(run["fused"].problem), run["fused"]) for run in runs]
+    return sum(fresh), max(run.records[0].date for run in runs)
 
 
 def _time_of(record: Record | None) -> str:

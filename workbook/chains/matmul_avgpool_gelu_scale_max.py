@@ -179,8 +179,9 @@ def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> 
 
 
 def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    """A group whose weights are infinite need not win: it is taken as it is."""
     x, y = ops.adjacent(x), _output(x)
-    u_parts = split.product(x, split.Halves(*folded[4:]))
+    u_parts = split.product(x, split.Halves(*folded[4:]), whole=folded[0])
     run(u_parts, x, *folded[:4], options[1], y)
     return y
 

@@ -243,10 +243,10 @@ def _groups(shape: dict) -> int:
 
 
 def _by_halves(shape: dict, ceilings: Ceilings) -> float:
-    """Three products of halves, or their bytes; x split, eight parts written and read."""
+    """Three products of halves, or their bytes; four parts written and read."""
     B, K, M = shape["B"], shape["K"], shape["N"] // shape["pool"]
-    moved = (8.0 * B * K + 64.0 * B * M) / ceilings.copy_gbs * 1e-6
-    return split.floor_ms(B, K, M, ceilings) + moved + 3 * ceilings.launch_ms
+    moved = 32.0 * B * M / ceilings.copy_gbs * 1e-6
+    return split.floor_ms(B, K, M, ceilings) + moved + 2 * ceilings.launch_ms
 
 
 def ladder(op: FusedOp) -> tuple[Variant, ...]:
