@@ -716,3 +716,15 @@ def test_a_variant_that_shrinks_runs_on_fewer_features_and_is_scaled_by_their_sq
     seen.clear()
     compare.bench(PROBLEM, size="laptop", device="cpu", variants=[small], rounds=5)
     assert set(seen) == {(2048, 2048)}, "small enough as it is"
+
+
+def test_the_fold_that_is_timed_is_the_one_that_the_product_takes():
+    """Where halves are multiplied, splitting the weights is part of it."""
+    model, (x,) = PROBLEM.model(SMALL), PROBLEM.inputs(SMALL)
+    found = compare.bench(PROBLEM, size=SMALL, device="cpu", variants=["eager", "fused"]).records
+    p = dataclasses.replace(PROBLEM, fold_halves=lambda model: (torch.zeros(1000),))
+    flush = timing.Flush(x.device, "none")
+    for method, size in (("", found[-1].fold_bytes), ("fp16x3", 4000)):
+        ours = [dataclasses.replace(r, method=method) for r in found]
+        folded = compare._with_folds(p, model, x.device, flush, ours)
+        assert folded[-1].fold_bytes == size

@@ -318,8 +318,10 @@ def _with_folds(
     p: Problem, model: nn.Module, where: torch.device, flusher: timing.Flush, found: Records
 ) -> Records:
     """The records, with what folding costs written into those that fold."""
+    by_halves = p.fold_halves and any(r.method == "fp16x3" for r in found)
+    make = p.fold_halves if by_halves else p.fold
     with torch.no_grad():
-        fold = timing.Call(lambda: p.fold(model))
+        fold = timing.Call(lambda: make(model))
         times = timing.interleaved(
             {"fold": fold}, where, rounds=FOLDS, budget_s=5.0, flush=flusher
         )["fold"]

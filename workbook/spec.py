@@ -108,7 +108,8 @@ class Problem:
     arguments: what the op takes of a model beside x, now: (*parameters, *options).
     omissions: `f(model, x)` in float64 with one step of the chain left out; `check` refuses to
     accept the problem if its rule would accept one of them.
-    fold: the derived weights of a model, made anew.
+    fold: the derived weights of a model, made anew; fold_halves: instead, where they are multiplied
+    by halves.
     bare: (model, x) -> our kernel alone, on a fold and an output that are there.
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
@@ -134,6 +135,7 @@ class Problem:
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str, str], Variant]
     outputs: Callable[..., int] | None = None
+    fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
     edges: tuple[Size, ...] = EDGES

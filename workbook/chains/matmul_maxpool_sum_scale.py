@@ -233,6 +233,7 @@ problem = Problem(
     },
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // 2 if pool == 2 else 0,
+    fold_halves=lambda model: fold_halves(torch.float64, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     edges=road.EDGES,
     states=road.STATES,
