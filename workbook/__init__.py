@@ -45,6 +45,7 @@ _HOMES = {
     "shares": "tables",
     "predicted": "tables",
     "recorded": "tables",
+    "on_one_card": "tables",
     "rooflines": "tables",
     "doctor": "diagnosis",
 }

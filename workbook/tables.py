@@ -24,6 +24,7 @@ __all__ = [
     "host_lines",
     "is_stale",
     "label",
+    "on_one_card",
     "outcome",
     "predicted",
     "recorded",
@@ -242,10 +243,13 @@ def _summary_row(p: Problem, bench: BenchResult) -> str:
 
 
 def cover(kept: Records | None = None) -> plot.Picture:
-    """The README's picture: speed-ups at paper size, from the runs of its table.
+    """The README's picture: speed-ups at paper size, from runs of its table."""
+    return plot.overview([r for run in on_one_card(kept) for r in run.records], chains.problems())
 
-    All on one card, the GPU of which most runs are of today's kernels, the newest ones.
-    """
+
+def on_one_card(kept: Records | None = None) -> list[BenchResult]:
+    """Runs of all problems and modes at paper size, on the GPU of which most are of today's
+    kernels, and the newest. kept: bench records; data/ if not given."""
     every = journal.load(paths.data()) if kept is None else kept
     timed = every.query(kind="bench", size="paper", flush="read", device="cuda")
     found: dict[str, list[BenchResult]] = {}
@@ -253,8 +257,7 @@ def cover(kept: Records | None = None) -> plot.Picture:
     for card in dict.fromkeys(r.card for r in timed):
         runs = [fullest(timed.query(problem=slug, mode=m, card=card)) for slug, m in places]
         found[card] = [run for run in runs if run is not None]
-    runs = max(filter(None, found.values()), key=_freshness, default=[])
-    return plot.overview([r for run in runs for r in run.records], chains.problems())
+    return max(filter(None, found.values()), key=_freshness, default=[])
 
 
 def _freshness(runs: list[BenchResult]) -> tuple[int, str]:

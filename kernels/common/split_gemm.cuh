@@ -10,7 +10,7 @@
 //   other's products run.
 // Two ways to take x. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each
 //   thread splits what it multiplies, with an exponent for each row and 64 of k, which costs
-//   registers (128 columns, not 256) and no pass over x.
+//   registers (128 columns, not 256) and no walk over x.
 // Moves: a block reads 512 + 4 Columns bytes of L2 for each of k. Blocks with the same columns run side
 //   by side, so that W comes from memory once.
 #pragma once
