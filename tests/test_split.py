@@ -106,6 +106,13 @@ def test_product(shape, raw):
 
 
 @on_hopper
+def test_no_rows_have_no_product():
+    for K in (5, 8, 600):
+        z = split.product(torch.empty(0, K, device="cuda"), split.halved(drawn((3, K), 4).cuda()))
+        assert z.shape[1:] == (0, 3)
+
+
+@on_hopper
 def test_what_is_promoted_late_is_rounded_toward_zero():
     """One part of k, so that promotion is all that differs; eager errs by about 6e-7 here."""
     x, W = torch.rand(128, 8192).cuda(), drawn((8192, 8192), 4).cuda()

@@ -157,6 +157,8 @@ def product(
         raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
     _, parts = (0, 1) if promote > PANEL else cut(*x.shape, outputs, processors, raw)
     z = x.new_empty((parts, x.size(0), outputs))
+    if not z.numel():
+        return z
     none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
     halves = none if raw else _split(x, weight.columns, False, centre)[:3]
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
