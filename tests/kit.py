@@ -7,8 +7,10 @@ each of them. Nothing here calls the code under test to decide what is right: th
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import definitions
 import pytest
@@ -381,3 +383,24 @@ def assert_gradients_close(ours: Mapping, theirs: Mapping, tolerance: float = 1e
         got, wanted = got[finite].double(), wanted[finite].double()
         error = (got - wanted).norm()
         assert error <= tolerance * wanted.norm() + 1e-30, f"{name}: {error:.3g} away"
+
+
+def assert_opens_well(file: Path, formula: str, most: int) -> None:
+    """A kernel's file is short and says what it computes, who owns what, and what it moves."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= most
+    assert lines[0].startswith("// ") and all(len(line) <= 120 for line in lines)
+    text = "\n".join(lines)
+    assert "torch" not in re.sub("//.*", "", text), "the binding alone knows torch"
+    if not file.stem.startswith("wrong"):
+        for wanted in (formula, "Who owns what:", "Moves:"):
+            assert re.search(wanted, text), wanted
+
+
+def assert_argument_is_named(
+    run: Callable, given: dict, name: str, change: Callable, named: str
+) -> None:
+    """An op that takes `given` refuses one changed argument, and says which, and what it wants."""
+    run(*given.values())
+    with pytest.raises(RuntimeError, match=rf"^{named}: (got .*; )?wants "):
+        run(*{**given, name: change(given[name])}.values())

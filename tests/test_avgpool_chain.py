@@ -239,13 +239,3 @@ def test_work_counts_what_the_chain_says():
     assert after.read == 4 * (1024 * 8192 + 512 * 8192 + 512) and after.written == 4 * 1024
     assert PROBLEM.work["fold"](3, 50, 70, 16).read >= 4 * 64 * 50
     assert PROBLEM.shape("paper") == {"B": 1024, "K": 8192, "N": 8192, "pool": 16}
-
-
-def test_every_variant_predicts():
-    from workbook.limits import Ceilings
-
-    reach = Ceilings(3000, 3000, 51, 375, 0.004, "a test")
-    for name in PROBLEM.sizes:
-        for v in PROBLEM.variants:
-            if v.predict:
-                assert 0 < v.predict(PROBLEM.shape(name), reach) < 1e9

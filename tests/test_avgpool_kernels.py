@@ -30,7 +30,14 @@ from avgpool import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import drawn, needs_compiler, needs_gpu, needs_nvcc
+from kit import (
+    assert_argument_is_named,
+    assert_opens_well,
+    drawn,
+    needs_compiler,
+    needs_gpu,
+    needs_nvcc,
+)
 from torch import Tensor
 
 from workbook import build, gemm, ops, paths
@@ -444,11 +451,7 @@ WRONG = [
 @pytest.mark.parametrize("case", range(len(WRONG)))
 def test_a_wrong_argument_is_named(case):
     form, name, change, named = WRONG[case]
-    run, given = op_of(form), arguments(form)
-    run(*given.values())
-    given[name] = change(given[name])
-    with pytest.raises(RuntimeError, match=rf"^{named}: got .*; wants |^{named}: wants "):
-        run(*given.values())
+    assert_argument_is_named(op_of(form), arguments(form), name, change, named)
 
 
 @needs_compiler
@@ -502,14 +505,7 @@ def test_control_the_bound_sees_wrong_weights():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.name)
 def test_a_rung_is_short_and_opens_with_what_it_does(file):
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 60
-    assert lines[0].startswith("// ") and all(len(line) <= 120 for line in lines)
-    text = "\n".join(lines)
-    assert "torch" not in re.sub("//.*", "", text), "the binding alone knows torch"
-    if not file.stem.startswith("wrong"):
-        for word in ("y[i] = ", "Who owns what:", "Moves:"):
-            assert word in text.replace("y = ", "y[i] = ")
+    assert_opens_well(file, r"y(\[i\])? = ", 60)
 
 
 def test_every_file_is_a_rung_or_a_control():

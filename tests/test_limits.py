@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+import workbook as wb
 from workbook import limits
 from workbook.limits import Ceilings, Work
 
@@ -128,3 +129,14 @@ def test_a_cpu_has_one_route() -> None:
 def test_rejects(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("half_tflops", [None, 790.0])
+@pytest.mark.parametrize("p", wb.problems(), ids=lambda p: p.slug)
+def test_every_variant_predicts(p, half_tflops):
+    reach = Ceilings(3000, 3000, 51, 375, 0.004, "a test", half_tflops)
+    predicting = [v for v in p.variants if v.predict]
+    assert {v.name for v in p.variants if v.is_rung} == {v.name for v in predicting}
+    for name in p.sizes:
+        for v in predicting:
+            assert 0 < v.predict(p.shape(name), reach) < 1e9

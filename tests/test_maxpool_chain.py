@@ -12,8 +12,6 @@ from kit import drawn, needs_compiler, outcome
 from maxpool import PROBLEM, U32, chain, magnitudes, parameters, running, values, windows
 from torch import Tensor, nn
 
-from workbook.limits import Ceilings
-
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
 HOLDING = [step for step in PROBLEM.steps if step.holds]
 TEMPTING = [step for step in PROBLEM.steps if not step.holds]
@@ -400,14 +398,6 @@ def test_work_counts_what_the_chain_says():
     assert PROBLEM.work["after"](3, 50, 71, 2).flops == PROBLEM.work["after"](3, 50, 70, 2).flops
     assert PROBLEM.work["fold"](3, 50, 70, 2).read >= 4 * 70 * 50
     assert PROBLEM.shape("paper") == {"B": 128, "K": 32768, "N": 32768, "pool": 2}
-
-
-def test_every_variant_predicts():
-    reach = Ceilings(3000, 3000, 51, 375, 0.004, "a test")
-    for name in PROBLEM.sizes:
-        for v in PROBLEM.variants:
-            if v.predict:
-                assert 0 < v.predict(PROBLEM.shape(name), reach) < 1e9
 
 
 @needs_compiler

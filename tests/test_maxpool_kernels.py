@@ -14,7 +14,14 @@ import torch
 from batchnorm import with_headers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import drawn, needs_compiler, needs_gpu, needs_nvcc
+from kit import (
+    assert_argument_is_named,
+    assert_opens_well,
+    drawn,
+    needs_compiler,
+    needs_gpu,
+    needs_nvcc,
+)
 from maxpool import (
     ALL_CALLS,
     CALLS,
@@ -599,11 +606,7 @@ WRONG = [
 @pytest.mark.parametrize("case", range(len(WRONG)))
 def test_a_wrong_argument_is_named(case):
     form, name, change, named = WRONG[case]
-    run, given = op_of(form), arguments(form)
-    run(*given.values())
-    given[name] = change(given[name])
-    with pytest.raises(RuntimeError, match=rf"^{named}: got .*; wants "):
-        run(*given.values())
+    assert_argument_is_named(op_of(form), arguments(form), name, change, named)
 
 
 @needs_gpu
@@ -691,14 +694,7 @@ def test_control_the_bound_sees_weights_that_are_a_little_off(name):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.name)
 def test_a_rung_is_short_and_opens_with_what_it_does(file):
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 80
-    assert lines[0].startswith("// ") and all(len(line) <= 120 for line in lines)
-    text = "\n".join(lines)
-    assert "torch" not in re.sub("//.*", "", text), "the binding alone knows torch"
-    if not file.stem.startswith("wrong"):
-        for word in ("y[i] = scale", "Who owns what:", "Moves:"):
-            assert word in text
+    assert_opens_well(file, r"y\[i\] = scale", 80)
 
 
 def test_every_file_is_a_rung_or_a_control():
