@@ -130,7 +130,7 @@ def test_the_product_of_halves_serves_what_is_large(x, outputs, serves):
 
 
 def test_it_serves_where_a_gpu_and_the_user_let_it(monkeypatch):
-    for processors, route, serves in ((132, "float32", True), (132, "tf32", False),
+    for processors, route, serves in ((132, "float32", True), (132, "tf32", True),
                                       (0, "float32", False)):  # fmt: skip
         monkeypatch.setattr(split, "_processors", lambda index, count=processors: count)
         with precision.using_route(route):
@@ -151,7 +151,7 @@ def test_ops_of_the_chains_take_it_where_it_serves(op):
     assert op.place(of_gpu(1024, 8192), *given) == "hopper"
     assert op.place(of_gpu(2, 8192), *given) == "cuda", "too small"
     with precision.using_route("tf32"):
-        assert op.place(of_gpu(1024, 8192), *given) == "cuda"
+        assert op.place(of_gpu(1024, 8192), *given) == "hopper"
     for pool in (1, 3) if op is maxpool.OP else ():  # nothing is halved
         assert op.place(of_gpu(1024, 8192), *given[:2], pool, 1.0) == "cuda"
 

@@ -18,7 +18,7 @@ from kit import assert_accurate, drawn
 from torch import Tensor
 
 import workbook as wb
-from workbook import build, halves, paths, precision, split, tools
+from workbook import build, errors, halves, paths, precision, split, tools
 
 U32 = 2.0**-24
 KERNELS = paths.kernels()
@@ -115,12 +115,48 @@ def test_no_rows_have_no_product():
 @on_hopper
 def test_what_is_promoted_late_is_rounded_toward_zero():
     """One part of k, so that promotion is all that differs; eager errs by about 6e-7 here."""
-    x, W = torch.rand(128, 8192).cuda(), drawn((8192, 8192), 4).cuda()
-    late = [relative(split.product(x, split.halved(W), promote=p)[0], x, W)
-            for p in (64, 128, 256, 1024, 8192)]  # fmt: skip
+    x, W = torch.rand(512, 8192).cuda(), drawn((8192, 8192), 4).cuda()
+    found = [split.product(x, split.halved(W), raw=False, promote=p)
+             for p in (64, 128, 256, 1024, 8192)]  # fmt: skip
+    assert [len(parts) for parts in found] == [1] * 5
+    late = [relative(parts[0], x, W) for parts in found]
     assert late == sorted(late) and late[0] < 3e-7 and late[2] > 5e-7 and late[-1] > 1e-5
     with pytest.raises(ValueError, match="promote"):
         split.product(x, split.halved(W), promote=96)
+
+
+# A number rounded to 11 bits errs by at most 2^-11 of itself, by 2^-11 / sqrt(3) in the root of the
+# mean of squares; two factors.
+OF_TF32 = 2.0**-11 * math.sqrt(2 / 3)
+
+
+@on_hopper
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_product(shape, raw):
+    """By the his alone: TF32's accuracy, and no better, or it would not be one product."""
+    B, K, N = shape
+    x, W = padded((B, K), 3), drawn((N, K), 4).cuda()
+    z = split.product(x, split.halved(W), raw=raw, products=1).double().sum(0)
+    assert z.shape == (B, N) and not z.isnan().any()
+    assert relative(z, x, W) < 2.0**-10
+    if B * N > 1000:
+        assert 1e-5 < relative(z, x, W) < OF_TF32
+
+
+@on_hopper
+def test_one_product_reads_no_lo_and_writes_none():
+    x, W = drawn((300, 4097), 3).cuda(), drawn((520, 4097), 4).cuda()
+    weight = split.halved(W)
+    spoiled = weight._replace(lo=torch.full_like(weight.lo, math.nan))
+    first = split.product(x, weight, products=1)
+    assert torch.equal(split.product(x, spoiled, products=1), first)
+    assert split.product(x, spoiled, products=3).isnan().all()
+    for products in (2, 0.5):
+        with pytest.raises(ValueError, match="products: got"):
+            split.product(x, weight, products=products)
+    with pytest.raises(ValueError, match="products: got 1"):
+        split.product(x, weight, products=1, promote=128)
 
 
 @on_hopper
@@ -263,8 +299,10 @@ def test_the_drop_in_takes_it_where_it_is_large(slug, mode, monkeypatch):
         new(x[:2])
         assert not seen, "too small"
         with precision.using_route("tf32"):
-            new(x)
-        assert not seen, "the user's route is faster"
+            y, eager = new(x), model(x)
+        assert seen, "one product of halves"
+        bounds = errors.limits_of(errors.errors_of(eager, true), "tf32")
+        assert not errors.excess(errors.errors_of(y, true), errors.errors_of(eager, true), bounds)
 
 
 @on_hopper
@@ -301,15 +339,13 @@ def test_splitting_compiles_without_spills(name, arch):
 @needs_nvcc
 def test_the_product_has_hopper_s_instructions():
     report = cubin("split_product", "90a")
-    assert [kernel.spill_bytes for kernel in report.kernels] == [
-        0,
-        0,
-        0,
-    ]  # promoted late; x split before; raw
+    # x split before or raw, in three products or one; promoted late
+    assert [kernel.spill_bytes for kernel in report.kernels] == [0] * 5
     assert "wgmma" not in report.log, "no remark that products wait for one another"
     code = disassembled(report.path)
     assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
-    assert code.count("HGMMA") == 4 * 12, "two turns and twice one, twelve products each"
+    three, one = 12, 4  # for 64 of k and 128 columns; the first of 256 columns stands apart
+    assert code.count("HGMMA") == (2 + 1 + 1) * three + (2 * 2 + 1) * one
 
 
 @needs_nvcc

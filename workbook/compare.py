@@ -68,7 +68,7 @@ def predict(
     found = Records()
     for v in chosen_variants(p, variants, device, mode):
         how = method_of(p, v, shape, device, reach) or v.route
-        floor = limits.floor_ms(p.work[v.reads](**shape), reach, how)
+        floor = limits.floor_ms(p.least(v.reads, shape, how), reach, how)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]
         found.append(
@@ -82,13 +82,14 @@ def predict(
 def method_of(
     p: Problem, v: Variant, shape: Mapping[str, int], device: str, reach: limits.Ceilings
 ) -> str:
-    """fp16x3 where a variant multiplies by halves at that shape, else ""."""
+    """fp16x3 or, in TF32, fp16x1 where a variant multiplies by halves at that shape, else ""."""
     ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty(shape["B"], shape["K"], device=device)
     left = p.outputs(*(size for name, size in shape.items() if name not in "BK"))
-    return "fp16x3" if v.implementation == "hopper" or split.suits(x, left) else ""
+    by_halves = v.implementation == "hopper" or split.suits(x, left)
+    return split.METHODS[v.route] if by_halves else ""
 
 
 def bench(
@@ -291,7 +292,7 @@ def _measured(
     bounds = errors.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
     method = method_of(p, v, shape, run.x.device.type, reach)
-    best = limits.floor_ms(p.work["after"](**shape), reach, method or v.route)
+    best = limits.floor_ms(p.least("after", shape, method), reach, method or v.route)
     excess = errors.excess(found, own, bounds)
     scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
     return _record(
@@ -318,7 +319,7 @@ def _with_folds(
     p: Problem, model: nn.Module, where: torch.device, flusher: timing.Flush, found: Records
 ) -> Records:
     """The records, with what folding costs written into those that fold."""
-    by_halves = p.fold_halves and any(r.method == "fp16x3" for r in found)
+    by_halves = p.fold_halves and any(r.method in split.METHODS.values() for r in found)
     make = p.fold_halves if by_halves else p.fold
     with torch.no_grad():
         fold = timing.Call(lambda: make(model))

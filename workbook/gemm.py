@@ -11,7 +11,9 @@ from torch import Tensor
 
 from workbook import ops
 
-__all__ = ["cut", "parts", "product", "short_chains"]
+__all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains"]
+
+NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `short_chains`
 
 LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.

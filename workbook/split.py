@@ -1,10 +1,11 @@
-"""Products in float32's accuracy on the tensor cores of a Hopper GPU: both sides split in halves.
+"""Products on the tensor cores of a Hopper GPU, both sides split in halves, by the user's route.
 
     v = 2^e (hi + lo), hi and lo in half, an exponent a row;  z = sum_k (xh wl + xl wh + xh wh)
 
-Three products with 11 bits on each side keep 22 of float32's 24, and what tensor cores round toward
-zero is kept short. Columns of weights are divided by powers of two first, those of x multiplied by
-them, so that no column is lost beside a larger one. `halves` holds the same in plain torch.
+float32: three products with 11 bits on each side keep 22 of float32's 24, and what tensor cores
+round toward zero is kept short. tf32: xh wh alone has TF32's 11 bits, at half the bytes. Columns of
+weights are divided by powers of two first, those of x multiplied by them, so that no column is lost
+beside a larger one. `halves` holds the same in plain torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from torch import Tensor
 from workbook import limits, ops, precision
 from workbook.fold import FoldCache
 
-__all__ = ["SHARED", "Halves", "cut", "floor_ms", "halved", "is_here", "kept", "product", "suits"]
+__all__ = [
+    "METHODS",
+    "SHARED",
+    "Halves",
+    "cut",
+    "floor_ms",
+    "halved",
+    "is_here",
+    "kept",
+    "product",
+    "suits",
+]
 
 # The sources of the kernels below, under kernels/: they count in the digest of who uses them.
 SHARED = (
@@ -27,6 +39,8 @@ SHARED = (
     "split_rows/split_rows.cu",
     "column_exponents/column_exponents.cu",
 )
+METHODS = {"float32": "fp16x3", "tf32": "fp16x1"}  # of a route: how it multiplies
+PRODUCTS = {"float32": 3, "tf32": 1}
 HOPPER = (9, 0)  # the compute capability whose instructions the product is written in
 PANEL, GROUP = 64, 8  # columns and rows that the halves' layout rounds up to
 TILE_ROWS, TILE_COLUMNS = 128, 256  # of a block of the product; half as wide for a raw x
@@ -83,18 +97,22 @@ def is_here(device: str | torch.device = "cuda") -> bool:
 
 def suits(x: Tensor, outputs: int) -> bool:
     """True where `product` is the faster one for x (B, K) and that many outputs: on a Hopper GPU,
-    for a product that is large, unless the user has chosen TF32, which is faster still."""
+    for a product that is large."""
     rows, columns = x.shape
     large = rows * columns * outputs >= LEAST and columns >= LEAST_COLUMNS
     if not large or not x.is_cuda or x.dtype is not torch.float32:
         return False
-    return precision.chosen_route() == "float32" and _processors(x.get_device()) > 0
+    return _processors(x.get_device()) > 0
 
 
-def _split(v: Tensor, columns: Tensor, divide: bool, centre: Tensor | None) -> Halves:
+def _split(
+    v: Tensor, columns: Tensor, divide: bool, centre: Tensor | None = None, both: bool = True
+) -> Halves:
+    """both: else lo stays empty."""
     rows, width = v.shape
     shape = (2 * -(-width // PANEL), -(-rows // GROUP) * GROUP, PANEL // 2)
-    hi, lo = (v.new_empty(shape, dtype=torch.float16) for _ in range(2))
+    hi = v.new_empty(shape, dtype=torch.float16)
+    lo = torch.empty_like(hi) if both else hi[:0]
     exponents = v.new_empty(rows, dtype=torch.int32)
     none = v.new_empty(0, dtype=torch.float32)
     _split_rows()(v, columns, none if centre is None else centre, divide, hi, lo, exponents)
@@ -107,7 +125,7 @@ def halved(weight: Tensor) -> Halves:
     most = weight.new_zeros(weight.size(1), dtype=torch.int32)
     columns = weight.new_zeros(-(-weight.size(1) // PANEL) * PANEL, dtype=torch.int8)
     _column_exponents()(weight, most, columns)
-    return _split(weight, columns, True, None)
+    return _split(weight, columns, True)
 
 
 _kept = FoldCache()
@@ -135,13 +153,15 @@ def product(
     centre: Tensor | None = None,
     raw: bool | None = None,
     promote: int = PANEL,
+    products: int | None = None,
 ) -> Tensor:
     """x (B, K) -> z (parts, B, N) in float32, whose sum over the parts is x W^T; K at least 1.
 
+    products: 3, float32's accuracy, or 1, TF32's; None is that of the route the user has chosen.
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
     centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before; the
-    faster way if None. promote: of k, a multiple of 64, what tensor cores accumulate; above 64 to
-    see what becomes of it. The sum over k is cut where blocks would be missing.
+    faster way if None. promote: of k, a multiple of 64, what tensor cores accumulate of three
+    products; above 64 to see what becomes of it. The sum over k is cut where blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
@@ -156,14 +176,19 @@ def product(
     raw = usable and (raw if raw is not None else outputs <= FEW_OUTPUTS)
     if promote < PANEL or promote % PANEL:
         raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
+    products = products or PRODUCTS[precision.chosen_route()]
+    if products not in PRODUCTS.values() or (products == 1 and promote > PANEL):
+        raise ValueError(f"products: got {products}; wants 3, or 1 with promote={PANEL}")
     _, parts = (0, 1) if promote > PANEL else cut(*x.shape, outputs, processors, raw)
     z = x.new_empty((parts, x.size(0), outputs))
     if not z.numel():
         return z
     none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
-    halves = none if raw else _split(x, weight.columns, False, centre)[:3]
+    both = products == 3
+    halves = none if raw else _split(x, weight.columns, False, centre, both)[:3]
+    w = weight.hi, weight.lo if both else none[1], weight.exponents
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
-    _split_product()(x, *halves, weight.columns, whole, *weight[:3], promote // PANEL, z)
+    _split_product()(x, *halves, weight.columns, whole, *w, promote // PANEL, z)
     return z
 
 

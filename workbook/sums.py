@@ -10,7 +10,11 @@ from torch import Tensor
 
 from workbook import ops
 
-__all__ = ["column_sum", "group_mean"]
+__all__ = ["COLUMN_SUM", "GROUP_MEAN", "column_sum", "group_mean"]
+
+# The sources of each, under kernels/: they count in the digest of who folds with it.
+COLUMN_SUM = ("column_sum/column_sum.cpp", "column_sum/column_sum.cu")
+GROUP_MEAN = ("group_mean/group_mean.cpp", "group_mean/group_mean.cu")
 
 
 @functools.cache

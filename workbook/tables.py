@@ -288,7 +288,7 @@ def floor_of(
     p: Problem, reach: limits.Ceilings, size: str, which: str, route: str = "float32"
 ) -> limits.Floor:
     """The floor of the work "before" or "after" the algebra at a size; route: as in limits."""
-    return limits.floor_ms(p.work[which](**p.shape(size)), reach, route)
+    return limits.floor_ms(p.least(which, p.shape(size), route), reach, route)
 
 
 def rooflines(p: Problem, reach: limits.Ceilings) -> Text:

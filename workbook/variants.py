@@ -47,7 +47,7 @@ def standard(
     algebra: Make | None = None,
     others: Sequence[ops.FusedOp] = (),
 ) -> tuple[Variant, ...]:
-    """eager, compile, algebra, fused, fused+fold; the baselines in TF32 too, on a GPU.
+    """eager, compile, algebra, fused, fused+fold; all but the last in TF32 too, on a GPU.
 
     algebra: where it is more than the op's `plain`, such as an op for each mode. others: ops that
     the drop-in calls beside, whose kernels count in its digest.
@@ -92,6 +92,10 @@ def standard(
             folding,
             files=files,
             reads="fold",
+        ),
+        Variant(
+            "fused", "kernel", "ModelNew where the user has chosen TF32", drop_in, ("cuda",),
+            "tf32", files=files,
         ),
     ]
     return (*baselines, *in_tf32, *ours)

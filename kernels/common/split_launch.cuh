@@ -5,7 +5,7 @@
 namespace split_gemm {
 
 // hi and lo in half by panels, (2 pairs, rows rounded up to 8, 32), swizzled: of row r the 16 bytes c
-// stand at c ^ (r / 2 % 4). 2^exponents[row] times their sum.
+// stand at c ^ (r / 2 % 4). 2^exponents[row] times their sum. One product reads no lo.
 struct Halves {
   const half *hi, *lo;
   const int* exponents;
@@ -57,20 +57,22 @@ inline bool describe(CUtensorMap& map, const Raw& x, int64_t K) {
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <int Columns, bool IsRaw, class Tail>
+template <class Way, class Tail>
 cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
                    cudaStream_t stream) {
+  constexpr bool kBoth = Way::Products == 3;
   p.B = static_cast<int>(rows), p.N = static_cast<int>(w.rows), p.f = w.exponents;
-  if (!describe(p.wh, w.hi, w.rows, p.pairs, Columns) ||
-      !describe(p.wl, w.lo, w.rows, p.pairs, Columns))
+  if (!describe(p.wh, w.hi, w.rows, p.pairs, Way::Columns) ||
+      (kBoth && !describe(p.wl, w.lo, w.rows, p.pairs, Way::Columns)))
     return cudaErrorInvalidValue;
-  const auto kernel = split_gemm_kernel<Columns, IsRaw, Tail>;
-  constexpr int kShared = sizeof(Shared<Columns>);
+  const auto kernel = split_gemm_kernel<Way, Tail>;
+  constexpr int kShared = sizeof(Shared<Way>);
   static_assert(kShared <= 227 << 10, "what a block may have");
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
-  const int64_t down = (rows + kRows - 1) / kRows, across = (w.rows + Columns - 1) / Columns;
+  const int64_t down = (rows + kRows - 1) / kRows;
+  const int64_t across = (w.rows + Way::Columns - 1) / Way::Columns;
   if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
   kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
@@ -79,27 +81,29 @@ cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const 
 
 inline int pairs_of(int64_t K) { return static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel)); }
 
-template <class Tail>
+// promote: of three products alone.
+template <int Products, class Tail>
 cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int promote,
                    const Tail& tail, cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.e = x.exponents, p.promote = promote;
   if (!describe(p.x, x.hi, x.rows, p.pairs, kRows) ||
-      !describe(p.xl, x.lo, x.rows, p.pairs, kRows))
+      (Products == 3 && !describe(p.xl, x.lo, x.rows, p.pairs, kRows)))
     return cudaErrorInvalidValue;
-  return promote == 1 ? launch<256, false>(p, w, x.rows, parts, tail, stream)
-                      : launch<128, false>(p, w, x.rows, parts, tail, stream);
+  if constexpr (Products == 3)
+    if (promote > 1) return launch<Way<128, false, 3>>(p, w, x.rows, parts, tail, stream);
+  return launch<Way<256, false, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
-template <class Tail>
+template <int Products, class Tail>
 cudaError_t launch(const Raw& x, const Halves& w, int64_t K, int parts, const Tail& tail,
                    cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.c = x.c;
   if (!describe(p.x, x, K)) return cudaErrorInvalidValue;
-  return launch<128, true>(p, w, x.rows, parts, tail, stream);
+  return launch<Way<128, true, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
 }  // namespace split_gemm

@@ -12,27 +12,41 @@ constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row i
 constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
 constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
-template <int Columns>
-struct Stage {  // a panel of each matrix: xh, then xl; or raw x
-  half x[2][kRows][kPanel], wh[Columns][kPanel], wl[Columns][kPanel];
+// What is multiplied, and in how many products of halves: 3, or 1, of the his alone.
+template <int Columns_, bool Raw_, int Products_>
+struct Way {
+  static constexpr int Columns = Columns_, Products = Products_;
+  static constexpr bool Raw = Raw_;
+  static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
+  static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
 };
 
-template <int Columns>
-struct Shared {
-  static constexpr int kStages = Columns == 256 ? 4 : 6;
-  Stage<Columns> stages[kStages];
-  uint64_t full[kStages], empty[kStages];
-  int e[kRows], f[Columns];  // exponents of the tile's rows and columns
+template <class Way>
+struct Stage {  // a panel of each matrix: xh, then xl, or raw x; wh, then wl
+  half x[Way::Raw || Way::Products == 3 ? 2 : 1][kRows][kPanel];
+  half w[Way::Products == 3 ? 2 : 1][Way::Columns][kPanel];
 };
-static_assert(sizeof(Stage<256>) % 1024 == 0 && sizeof(Stage<128>) % 1024 == 0, "swizzles repeat");
+
+template <class Way>
+struct Shared {
+  static constexpr int kStages = (192 << 10) / sizeof(Stage<Way>);
+  Stage<Way> stages[kStages];
+  uint64_t full[kStages], empty[kStages];
+  int e[kRows], f[Way::Columns];  // exponents of the tile's rows and columns
+  static_assert(kStages % 2 == 0 && sizeof(Stage<Way>) % 1024 == 0, "in pairs; swizzles repeat");
+};
 
 // Split before: it stays in shared memory.
-template <int Columns>
+template <class Way>
 struct SplitRows {
-  const Stage<Columns>* pair;
+  struct Ahead {};  // nothing is read before the panels are there
+  const Stage<Way>* pair;
   int first;  // of this warpgroup's rows
 
-  __device__ __forceinline__ SplitRows(Shared<Columns>& shared, int stage, int mine, const int8_t*)
+  static __device__ __forceinline__ int row_of_eight(int i) { return i; }
+  static __device__ __forceinline__ Ahead ahead(const int8_t*) { return {}; }
+
+  __device__ __forceinline__ SplitRows(Shared<Way>& shared, int stage, int mine, const Ahead&)
       : pair(shared.stages + stage), first((mine - 1) * 64) {}
 
   template <int Part>  // 0: hi, 1: lo
@@ -51,25 +65,41 @@ struct SplitRows {
   }
 };
 
-// Raw: a thread holds, of rows g and g + 8 of its warp's 16, what the products ask of it, split. An
-// x 2^c beyond float belongs to an output that is beyond it too.
-template <int Columns>
+// Raw: a thread holds, of two rows that are 8 apart, what the products ask of it, split. An x 2^c
+// beyond float becomes infinite: x W^T is then beyond it too, or within a factor of 2.
+template <class Way>
 struct RawRows {
+  struct Ahead {
+    char2 c[4][2];  // exponents of this thread's columns: [step of 16 of k][eight of it]
+  };
   uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
   int top[2];                   // exponents of the rows, for these 64 of k
 
-  // c: exponents of the pair's columns.
-  __device__ __forceinline__ RawRows(Shared<Columns>& shared, int stage, int mine,
-                                     const int8_t* c) {
+  // Which of eight rows of x the i-th of a product is: even ones first, so that the four that half a
+  // warp reads at once stand in different banks.
+  static __device__ __forceinline__ int row_of_eight(int i) { return i % 4 * 2 + i / 4; }
+
+  // Of the columns from c on: asked for a pair of panels ahead, as it may come from L2.
+  static __device__ __forceinline__ Ahead ahead(const int8_t* c) {
+    Ahead found;
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int q = 0; q < 2; ++q)
+        found.c[s][q] = __ldg(
+            reinterpret_cast<const char2*>(c + s * kStep + 8 * q + threadIdx.x % 4 * 2));
+    return found;
+  }
+
+  __device__ __forceinline__ RawRows(Shared<Way>& shared, int stage, int mine, const Ahead& of_k) {
     float v[4][4][2], most[2] = {0.f, 0.f};
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (mine - 1) * 64;
+    const int lane = threadIdx.x % 32;
+    const int row = threadIdx.x / 32 % 4 * 16 + row_of_eight(lane / 4) + (mine - 1) * 64;
 #pragma unroll
     for (int s = 0; s < 4; ++s)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        const int8_t* of_k = c + s * kStep + 8 * q + lane % 4 * 2;
-        const char2 two_of_k = __ldg(reinterpret_cast<const char2*>(of_k));
-        const float raise[2] = {power_of_two(two_of_k.x), power_of_two(two_of_k.y)};
+        const float raise[2] = {power_of_two(of_k.c[s][q].x), power_of_two(of_k.c[s][q].y)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           // rows of 128 bytes, swizzled: of row i the 16 bytes b stand at b ^ (i % 8)
@@ -100,9 +130,12 @@ struct RawRows {
   static __device__ __forceinline__ void split(uint32_t& hi, uint32_t& lo, const float (&v)[2],
                                                float by) {
     const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
-    const float2 back = __half22float2(high);
-    const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
-    hi = reinterpret_cast<const uint32_t&>(high), lo = reinterpret_cast<const uint32_t&>(low);
+    hi = reinterpret_cast<const uint32_t&>(high);
+    if constexpr (Way::Products == 3) {
+      const float2 back = __half22float2(high);
+      const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
+      lo = reinterpret_cast<const uint32_t&>(low);
+    }
   }
 
   template <int Part>
@@ -133,5 +166,8 @@ struct RawRows {
     for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
   }
 };
+
+template <class Way>
+using Rows = std::conditional_t<Way::Raw, RawRows<Way>, SplitRows<Way>>;
 
 }  // namespace split_gemm

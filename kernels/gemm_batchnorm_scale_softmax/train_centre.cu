@@ -1,14 +1,11 @@
 // Train mode on a GPU, before the product: the sum of x over the batch, and the centre that is taken
 // from it, of each feature the median of the means of a few groups of samples.
 //   total[k] = sum_i x[i,k];  c[k] = median_g mean_{i of group g} x[i,k]
-// Who owns what: a block owns 32 lanes of 1 or 4 columns in one slice of a group, its 8 warps every
-//   8th row; sums meet in shared memory, a second launch adds the slices: no atomics.
+// Who owns what: a block owns 128 columns of one slice of a group (columns.cuh); a second launch adds
+//   the slices: no atomics.
 // Moves: x once, 4 B K bytes; 8 K bytes a slice.
-#include "load.cuh"
+#include "columns.cuh"
 #include "problem.h"
-
-constexpr int kCentreThreads = 256, kCentreLanes = 32, kCentreWarps = kCentreThreads / kCentreLanes;
-constexpr int kCentreInFlight = 4;
 
 // Rows [begin, end) of a slice: kSlices for each group, then one of what is left over.
 __device__ __forceinline__ void rows_of(const Centre& p, int slice, int64_t& begin, int64_t& end) {
@@ -19,34 +16,13 @@ __device__ __forceinline__ void rows_of(const Centre& p, int slice, int64_t& beg
 }
 
 template <int Width>
-__global__ void __launch_bounds__(kCentreThreads) batch_slices_kernel(Centre p) {
-  const int lane = threadIdx.x % kCentreLanes, warp = threadIdx.x / kCentreLanes;
-  const int64_t k = (blockIdx.x * static_cast<int64_t>(kCentreLanes) + lane) * Width;
+__global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
+    batch_slices_kernel(Centre p) {
   int64_t begin, end;
   rows_of(p, blockIdx.y, begin, end);
-  double sum[Width] = {};
-  for (int64_t i = begin + warp; i < end; i += kCentreWarps * kCentreInFlight) {
-    float v[kCentreInFlight][Width];
-#pragma unroll
-    for (int u = 0; u < kCentreInFlight; ++u) {
-      const int64_t row = i + u * kCentreWarps;
-      load_once<Width>(v[u], p.x + row * p.x_stride + k, row < end && k < p.K);
-    }
-#pragma unroll
-    for (int u = 0; u < kCentreInFlight; ++u)
-#pragma unroll
-      for (int j = 0; j < Width; ++j) sum[j] += v[u][j];
-  }
-  __shared__ double scratch[kCentreWarps][kCentreLanes * Width];
-#pragma unroll
-  for (int j = 0; j < Width; ++j) scratch[warp][lane * Width + j] = sum[j];
-  __syncthreads();
-  for (int at = threadIdx.x; at < kCentreLanes * Width; at += kCentreThreads) {
-    const int64_t column = blockIdx.x * static_cast<int64_t>(kCentreLanes * Width) + at;
-    double total = 0;
-    for (int w = 0; w < kCentreWarps; ++w) total += scratch[w][at];
-    if (column < p.K) p.partial[blockIdx.y * p.K + column] = total;
-  }
+  double* partial = p.partial + blockIdx.y * p.K;
+  sum_columns<Width>(p.x, p.x_stride, p.K, blockIdx.x * kColumnsOfBlock<Width>, begin, end,
+                     [&](int64_t k, double sum) { partial[k] = sum; });
 }
 
 // The lower median, by as many exchanges as it takes to have the smaller half in order.
@@ -66,8 +42,8 @@ __device__ __forceinline__ float lower_median(float (&v)[kGroups], int count) {
   return found;
 }
 
-__global__ void __launch_bounds__(kCentreThreads) batch_centre_kernel(Centre p) {
-  const int64_t k = blockIdx.x * static_cast<int64_t>(kCentreThreads) + threadIdx.x;
+__global__ void __launch_bounds__(kColumnThreads) batch_centre_kernel(Centre p) {
+  const int64_t k = blockIdx.x * static_cast<int64_t>(kColumnThreads) + threadIdx.x;
   if (k >= p.K) return;
   float means[kGroups];
   double total = p.partial[p.groups * kCentreSlices * p.K + k];
@@ -85,11 +61,11 @@ __global__ void __launch_bounds__(kCentreThreads) batch_centre_kernel(Centre p) 
 
 cudaError_t launch(const Centre& p, cudaStream_t stream) {
   const bool wide = rows_are_float4(p.x, p.x_stride, p.K);
-  const int64_t columns = kCentreLanes * (wide ? 4 : 1), blocks = (p.K + columns - 1) / columns;
+  const int64_t blocks = column_blocks(p.K, wide);
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), p.groups * kCentreSlices + 1);
-  (wide ? batch_slices_kernel<4> : batch_slices_kernel<1>)<<<grid, kCentreThreads, 0, stream>>>(p);
-  const unsigned last = static_cast<unsigned>((p.K + kCentreThreads - 1) / kCentreThreads);
-  batch_centre_kernel<<<last, kCentreThreads, 0, stream>>>(p);
+  (wide ? batch_slices_kernel<4> : batch_slices_kernel<1>)<<<grid, kColumnThreads, 0, stream>>>(p);
+  const unsigned last = static_cast<unsigned>((p.K + kColumnThreads - 1) / kColumnThreads);
+  batch_centre_kernel<<<last, kColumnThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }

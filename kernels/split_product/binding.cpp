@@ -18,7 +18,8 @@ const int* exponents(const Tensor& t, const char* name, int64_t rows, const Tens
   return t.const_data_ptr<int32_t>();
 }
 
-// z (parts, B, N), whose sum over the parts is x W^T, from their halves and exponents. With an empty
+// z (parts, B, N), whose sum over the parts is x W^T, from their halves and exponents; with an empty
+// wl (and xl) from the his alone. With an empty
 // xh, x (B, K) is split where it is multiplied, its columns raised by c; rows of x then start at 16
 // bytes. W (N, K) itself is for rows of W that are not finite, which go into the first part whole;
 // with an empty one no such row is looked for. promote: of 64 of k, what is accumulated before it is
@@ -42,21 +43,25 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
   wb::expect(c, "c", wb::ScalarType::Char, {(p.K + 63) / 64 * 64});
   wb::expect_same_device(x, "x", c, "c");
   p.c = static_cast<const int8_t*>(c.const_data_ptr());
+  const bool both = wl.numel() > 0;
   if (xh.numel() > 0) {
-    p.xh = halves(xh, "xh", p.B, p.K, z), p.xl = halves(xl, "xl", p.B, p.K, z);
+    p.xh = halves(xh, "xh", p.B, p.K, z);
+    if (both) p.xl = halves(xl, "xl", p.B, p.K, z);
     p.e = exponents(e, "e", p.B, z);
   } else {
     wb::expect_aligned(x, "x");
     WB_CHECK(p.x_stride % 4 == 0, "x: got rows ", p.x_stride, " numbers apart; wants a multiple of 4");
   }
-  p.wh = halves(wh, "wh", p.N, p.K, z), p.wl = halves(wl, "wl", p.N, p.K, z);
+  p.wh = halves(wh, "wh", p.N, p.K, z);
+  if (both) p.wl = halves(wl, "wl", p.N, p.K, z);
   p.f = exponents(f, "f", p.N, z);
   p.z = z.mutable_data_ptr<float>();
   WB_CHECK(p.B <= INT32_MAX && p.N <= INT32_MAX && p.K <= INT32_MAX, "x, W: more than 2^31 rows");
   p.promote = promote;
-  WB_CHECK(promote == 1 || (promote > 1 && p.xh != nullptr), "promote: got ", promote,
-           "; wants 1, or more with a split x");
+  WB_CHECK(promote == 1 || (promote > 1 && p.xl != nullptr), "promote: got ", promote,
+           "; wants 1, or more with a split x and both halves");
   WB_CHECK(p.K > 0, "x: got no features; wants at least one");
+  WB_CHECK(p.parts <= (p.K + 63) / 64, "z: got ", p.parts, " parts; wants one for 64 of K at most");
   if (z.numel() == 0) return;
   const wb::OnDevice on(x);
   wb::check(launch(p, on.stream), "split product");

@@ -1,6 +1,7 @@
 // The product itself, without a tail: z goes to memory. The main loop is in common/split_gemm.cuh.
 // Who owns what: a block owns 128 x 256 outputs, or 128 x 128, over one part of k; parts are added by who reads z.
-// Moves: xh, xl, wh, wl once from memory, 4 K (B + N) bytes; z once, 4 B N bytes a part.
+// Moves: xh, xl, wh, wl once from memory, 4 K (B + N) bytes, half of it for one product; z once,
+//   4 B N bytes a part.
 #include "split_launch.cuh"
 #include "split_product.h"
 
@@ -45,15 +46,19 @@ struct Store {
   }
 };
 
-cudaError_t launch(const SplitProduct& p, cudaStream_t stream) {
+template <int Products>
+static cudaError_t launch_products(const SplitProduct& p, cudaStream_t stream) {
   const split_gemm::Halves w{p.wh, p.wl, p.f, p.N};
   const Store tail{p.z, p.B, p.N, p.x, p.W, p.K, p.x_stride, p.W_stride};
-  const int parts = static_cast<int>(p.parts);
+  const int parts = static_cast<int>(p.parts), promote = static_cast<int>(p.promote);
   if (p.xh == nullptr) {
     const split_gemm::Raw x{p.x, p.c, p.B, p.x_stride};
-    return split_gemm::launch(x, w, p.K, parts, tail, stream);
+    return split_gemm::launch<Products>(x, w, p.K, parts, tail, stream);
   }
   const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
-  const int promote = static_cast<int>(p.promote);
-  return split_gemm::launch(x, w, p.K, parts, promote, tail, stream);
+  return split_gemm::launch<Products>(x, w, p.K, parts, promote, tail, stream);
+}
+
+cudaError_t launch(const SplitProduct& p, cudaStream_t stream) {
+  return p.wl == nullptr ? launch_products<1>(p, stream) : launch_products<3>(p, stream);
 }

@@ -1,5 +1,5 @@
-// z[part,i,n] = 2^(e[i] + f[n]) sum_{k of part} (xh wl + xl wh + xh wh)[k], from matrices that were
-// split in two halves each. The header knows neither torch nor Hopper's instructions.
+// z[part,i,n] = 2^(e[i] + f[n]) sum_{k of part} (xh wl + xl wh + xh wh)[k], or of xh wh alone, from
+// matrices that were split in two halves each. The header knows neither torch nor Hopper's instructions.
 #pragma once
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 struct SplitProduct {
   const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K; or null: then
   const int8_t* c;      // (64 pairs): exponents of columns, and x is split where it is multiplied
-  const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32)
+  const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32); no wl: one product, xh wh
   const int *e, *f;     // (B), (N); f is kNotFinite for a row of W that is not
   const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
   float* z;             // (parts, B, N) contiguous

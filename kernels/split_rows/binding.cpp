@@ -5,7 +5,7 @@
 namespace {
 
 // hi, lo (2 pairs, rows rounded up to 8, 32), e (rows) <- v (rows, K) 2^(+-columns[:K]), float32 or
-// float64. divide: by 2^columns, for weights. An empty centre (K) is none.
+// float64. divide: by 2^columns, for weights. An empty centre (K) is none, an empty lo is not written.
 void run(const wb::Tensor& v, const wb::Tensor& columns, const wb::Tensor& centre, bool divide,
          wb::Tensor& hi, wb::Tensor& lo, wb::Tensor& e) {
   WB_CHECK(v.dim() == 2, "v: got ", v.dim(), " dimensions; wants a (rows, K) matrix");
@@ -20,7 +20,8 @@ void run(const wb::Tensor& v, const wb::Tensor& columns, const wb::Tensor& centr
   wb::expect(columns, "columns", wb::ScalarType::Char, {64 * pairs});
   if (centred) wb::expect(centre, "centre", wb::Float, {K});
   wb::expect(hi, "hi", wb::ScalarType::Half, {2 * pairs, height, 32});
-  wb::expect(lo, "lo", wb::ScalarType::Half, {2 * pairs, height, 32});
+  const bool both = lo.numel() > 0 || hi.numel() == 0;
+  if (both) wb::expect(lo, "lo", wb::ScalarType::Half, {2 * pairs, height, 32});
   wb::expect(e, "e", wb::ScalarType::Int, {rows});
   for (const wb::Tensor* other : {&columns, &centre, static_cast<const wb::Tensor*>(&hi),
                                   static_cast<const wb::Tensor*>(&lo),
@@ -30,7 +31,7 @@ void run(const wb::Tensor& v, const wb::Tensor& columns, const wb::Tensor& centr
                     static_cast<const int8_t*>(columns.const_data_ptr()),
                     centred ? centre.const_data_ptr<float>() : nullptr,
                     static_cast<half*>(hi.mutable_data_ptr()),
-                    static_cast<half*>(lo.mutable_data_ptr()),
+                    both ? static_cast<half*>(lo.mutable_data_ptr()) : nullptr,
                     e.mutable_data_ptr<int32_t>(),
                     rows,
                     K,

@@ -1,7 +1,7 @@
 // Splitting the rows of a matrix in halves.
 // Who owns what: a block owns a row. Its threads hold up to 16 numbers each: they walk the row for its
 //   exponent, and again to split it, from registers, or from L1 and L2 where it is longer.
-// Moves: v once, and as many bytes of halves as float32 has.
+// Moves: v once, and as many bytes of halves as float32 has; half of these without lo.
 #include "exponent.cuh"
 #include "reduce.cuh"
 #include "split_rows.h"
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kerne
       }
       const int64_t to = place(rows, blockIdx.x, k);
       give<Width>(p.hi + to, hi);
-      give<Width>(p.lo + to, lo);
+      if (p.lo != nullptr) give<Width>(p.lo + to, lo);
     }
   }
 }

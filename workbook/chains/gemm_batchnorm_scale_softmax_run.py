@@ -162,7 +162,7 @@ EVAL = ops.FusedOp(
         "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), gemm.NARROW_PRODUCT),
         "cuda": ops.Kernel("tiles", ("04_tiles.cu",)),
         "hopper": ops.Kernel("split", ("04_tiles.cu",), split.SHARED),
     },
@@ -332,7 +332,9 @@ TRAIN = ops.FusedOp(
         ),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp", "cpu_train.cpp")),
+        "cpu": ops.Kernel(
+            "blocks", ("cpu.cpp", "cpu_train.cpp"), (*gemm.NARROW_PRODUCT, *sums.COLUMN_SUM)
+        ),
         "cuda": ops.Kernel("tiles", BATCH_FILES),
         "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },

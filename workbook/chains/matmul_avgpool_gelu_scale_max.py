@@ -228,9 +228,11 @@ OP = ops.FusedOp(
         "blocks": ops.Form(_run_blocks),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
-        "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",)),
-        "hopper": ops.Kernel("split", ("05_winner_in_double.cu",), split.SHARED),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.GROUP_MEAN),
+        "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",), sums.GROUP_MEAN),
+        "hopper": ops.Kernel(
+            "split", ("05_winner_in_double.cu",), (*split.SHARED, *sums.GROUP_MEAN)
+        ),
     },
     fold_options=1,  # the pool: a scale may change at each call
     # In float32 one sum may carry more rounding than eager's mean of them.

@@ -180,9 +180,11 @@ OP = ops.FusedOp(
         ),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
-        "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",)),
-        "hopper": ops.Kernel("split", ("05_half_gemm_guard.cu",), split.SHARED),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.COLUMN_SUM),
+        "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",), sums.COLUMN_SUM),
+        "hopper": ops.Kernel(
+            "split", ("05_half_gemm_guard.cu",), (*split.SHARED, *sums.COLUMN_SUM)
+        ),
     },
     dtype=torch.float64,  # of all but the differences
     fold_options=1,

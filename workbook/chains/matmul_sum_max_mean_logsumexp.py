@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from workbook import controls, normal, ops, paths, variants
+from workbook import controls, normal, ops, paths, sums, variants
 from workbook.chains import matmul_sum_max_mean_logsumexp_run as run
 from workbook.chains.matmul_sum_max_mean_logsumexp_run import fold
 from workbook.limits import Work, gemm_work
@@ -92,8 +92,10 @@ OP = ops.FusedOp(
         "short chains": ops.Form(run.run_short),
     },
     kernels={
-        "cpu": ops.Kernel("short chains", ("cpu.cpp",)),
-        "cuda": ops.Kernel("folded", ("05_whole_row_in_flight.cu",)),
+        "cpu": ops.Kernel(
+            "short chains", ("cpu.cpp",), (*sums.COLUMN_SUM, "rounded_dot/rounded_dot.cpp")
+        ),
+        "cuda": ops.Kernel("folded", ("05_whole_row_in_flight.cu",), sums.COLUMN_SUM),
     },
     dtype=torch.float64,  # K numbers can afford it
     computes={**ops.COMPUTES, torch.float32: torch.float64},
