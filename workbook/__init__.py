@@ -24,7 +24,7 @@ _HOMES = {
     "protocol_table": "verdicts",
     "bench": "compare",
     "try_kernel": "trial",
-    "predict": "compare",
+    "predict": "predictions",
     "yardsticks": "compare",
     "records": "results",
     "measure_ceilings": "ceilings",
