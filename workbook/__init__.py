@@ -47,6 +47,9 @@ _HOMES = {
     "recorded": "tables",
     "on_one_card": "tables",
     "rooflines": "tables",
+    "sweep": "scaling",
+    "swept": "sweeps",
+    "crossovers": "sweeps",
     "doctor": "diagnosis",
 }
 

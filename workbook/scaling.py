@@ -120,8 +120,8 @@ def _append(made: Records, device: str, keep: bool, first: bool) -> None:
     journal.append(made, journal.place(made[0], paths.runs()))
     if not keep:
         return
-    reached = ceilings.measured_records(device) if first else Records()  # floors need their ceilings
-    for kept in filter(None, (made, reached)):
+    reached = ceilings.measured_records(device) if first else Records()
+    for kept in filter(None, (made, reached)):  # floors need their ceilings
         journal.append(kept, journal.place(kept[0], paths.data()))
 
 

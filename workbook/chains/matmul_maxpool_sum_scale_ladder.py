@@ -14,7 +14,7 @@ from workbook.spec import Variant
 
 __all__ = ["SWEEPS", "WORK", "ladder"]
 
-# At paper size the weights have 4 GB: at most twice as many features, and fewer rows than elsewhere.
+# At paper size the weights have 4 GB: twice as many features at most, and fewer rows than usual.
 _FEATURES = (32, 128, 512, 2048, 8192, 32768, 65536)
 SWEEPS = {
     "cpu": USUAL["cpu"],
