@@ -172,7 +172,7 @@ def _chosen(
 ) -> list[Variant]:
     """Variants of the names; torch.compile of the chain's own in its default mode."""
     unknown = sorted({*routes} - {*ROUTES})
-    if unknown or not routes or isinstance(routes, str):
+    if unknown or not routes:
         got = repr(routes) if isinstance(routes, str) else ", ".join(unknown) or "none"
         raise ValueError(f"routes: got {got}, wants a list with some of {', '.join(ROUTES)}")
     there = {v.route for v in p.variants if device.partition(":")[0] in v.devices}
