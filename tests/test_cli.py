@@ -25,7 +25,7 @@ from workbook.journal import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 SLUG = PROBLEM.slug
-COMMANDS = ("list", "doctor", "build", "check", "bench", "results", "records", "run", "report")
+COMMANDS = tuple("list doctor build check bench sweep results records run report".split())
 SMALLER = {
     f"chains/{SLUG}.py": ('Size("laptop", (2048, 2048), 256)', 'Size("laptop", (64, 48), 33)'),
     "ceilings.py": ('{"cpu": 256 << 20,', '{"cpu": 1 << 20,'),

@@ -24,7 +24,7 @@ _HOMES = {
     "protocol_table": "verdicts",
     "bench": "compare",
     "try_kernel": "trial",
-    "predict": "compare",
+    "predict": "predictions",
     "yardsticks": "compare",
     "records": "results",
     "measure_ceilings": "ceilings",
@@ -47,6 +47,9 @@ _HOMES = {
     "recorded": "tables",
     "on_one_card": "tables",
     "rooflines": "tables",
+    "sweep": "scaling",
+    "swept": "sweeps",
+    "crossovers": "sweeps",
     "doctor": "diagnosis",
 }
 

@@ -1,4 +1,5 @@
-"""python -m workbook: list, doctor, build, check, bench, results, records, export, run, report."""
+"""python -m workbook: list, doctor, build, check, bench, sweep, results, records, export, run,
+report."""
 
 from __future__ import annotations
 
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
+    _axes(add("sweep", _sweep, "time variants over B, K and N", f"sweep {slug} --axis K"))
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
     _json(results)
@@ -115,10 +117,30 @@ def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
         command.add_argument(
             "--mode", choices=("eval", "train"), help="of the model; default: check all, bench eval"
         )
-        command.add_argument(
-            "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-        )
-        _json(command)
+        _kept(command)
+
+
+def _kept(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
+    )
+    _json(command)
+
+
+def _axes(sweep: argparse.ArgumentParser) -> None:
+    _where(sweep, size=False)
+    sweep.add_argument("--axis", nargs="+", choices=("B", "K", "N"), default=["B", "K", "N"],
+                       help="all three if not given")  # fmt: skip
+    sweep.add_argument("--values", help="comma-separated sizes; the problem's own if not given")
+    sweep.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the model")
+    sweep.add_argument("--variants", help="comma-separated; eager,compile,algebra,fused if absent")
+    sweep.add_argument("--route", nargs="+", choices=("float32", "tf32"), default=["float32"],
+                       help="of the baselines (float32)")  # fmt: skip
+    sweep.add_argument("--compile-at", metavar="VALUES",
+                       help="comma-separated: torch.compile at these sizes alone")  # fmt: skip
+    sweep.add_argument("--rounds", type=_positive, default=12, help="samples of each, a size (12)")
+    sweep.add_argument("--budget", type=_seconds, default=1.5, help="seconds a size (1.5)")
+    _kept(sweep)
 
 
 def _written(command: argparse.ArgumentParser) -> None:
@@ -223,6 +245,12 @@ def _bench(arguments: Arguments) -> int:
             shape = ", ".join(f"{k}={v}" for k, v in first.shape.items())
             print(f"{slug} on {first.card}, {first.size} ({shape})\n{result}")
     return 0
+
+
+def _sweep(arguments: Arguments) -> int:
+    from workbook import cli_sweep
+
+    return cli_sweep.run(arguments, _device(arguments))
 
 
 def _results(arguments: Arguments) -> int:

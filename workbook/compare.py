@@ -16,14 +16,15 @@ from workbook.results import BenchResult, key_of
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import kernels_digest
 
-__all__ = ["bench", "predict", "yardsticks"]
+__all__ = ["bench", "yardsticks"]
 
 ROUNDS = 30
 WARMUPS = 3  # after the first call: torch.compile captures its CUDA graph in the third
+FEW_WARMUPS = 1  # where many shapes are timed, and no graph is captured
 FOLDS = 7  # samples of the fold
 
 
-def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
+def defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     machine.card(device)  # NoDevice where it is not here
     return size or ("paper" if device == "cuda" else "laptop"), device
@@ -41,42 +42,6 @@ def chosen_variants(
     there = [v for v in p.variants if device in v.devices and mode in v.modes]
     here = [v for v in there if v.implementation != "hopper" or split.is_here(device)]
     return [v for v in here if not v.is_control]
-
-
-_FLOORS = {
-    "before": "floor of the work before the algebra",
-    "after": "floor of the work after the algebra",
-    "fold": "floor of the work after the algebra and of the fold",
-}
-
-
-def predict(
-    p: Problem,
-    *,
-    size: str | Size | None = None,
-    device: str | None = None,
-    mode: str = "eval",
-    variants: Sequence[str | Variant] | None = None,
-) -> Records:
-    """The time of each variant before it is timed, from its own rule or the floor of its work.
-
-    Records of kind "prediction", value in ms, appended to .runs/.
-    """
-    size, device = _defaults(size, device)
-    reach, shape = ceilings.measure_ceilings(device), p.shape(size)
-    base = _base(p, size, device, mode)
-    found = Records()
-    for v in chosen_variants(p, variants, device, mode):
-        how = method_of(p, v, shape, device, reach) or v.route
-        floor = limits.floor_ms(p.least(v.reads, shape, how), reach, how)
-        value = v.predict(shape, reach) if v.predict else floor.ms
-        note = "its own rule" if v.predict else _FLOORS[v.reads]
-        found.append(
-            Record(kind="prediction", variant=v.name, implementation=v.implementation,
-                   route=v.route, value=value, unit="ms", note=note, **base)
-        )  # fmt: skip
-    journal.append(found, journal.place(found[0], paths.runs()))
-    return found
 
 
 def method_of(
@@ -111,31 +76,57 @@ def bench(
     CPU, paper on a GPU if not given. mode: of the model, eval or train. A variant that fails is
     recorded with its reason. keep: write the records to data/ too.
     """
-    size, device = _defaults(size, device)
+    size, device = defaults(size, device)
     where = torch.device(device)
     chosen = chosen_variants(p, variants, device, mode)
     model, (x,) = p.model(size, device=device, mode=mode), p.inputs(size, device=device)
-    task = _Task(p, p.size(size), mode, model, x, _Truth(model, x))
-    base = {**_base(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
-    with torch.no_grad():
-        runs, failed = _made(chosen, task, where)
-        calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
-        flusher = timing.Flush(where, flush)
-        samples = timing.interleaved(
-            calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
-        )
-        how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
-        reach = ceilings.measure_ceilings(device)
-        found = Records(
-            _measured(p, run, samples[key], base, how, reach) for key, run in runs.items()
-        )
-    found += [_record(p, v, base, passed=False, reason=why) for v, why in failed]
+    task = Task(p, p.size(size), mode, model, x, Truth(model, x))
+    base = {**base_of(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
+    flusher = timing.Flush(where, flush)
+    found = in_turn(
+        task, chosen, base, flusher, ceilings.measure_ceilings(device),
+        rounds=rounds, budget_s=budget_s, progress=progress,
+    )  # fmt: skip
     found = _with_folds(p, model, where, flusher, found)
     journal.append(found, journal.place(found[0], paths.runs()))
     if keep:
         for kept in (found, ceilings.measured_records(device)):  # floors need their ceilings
             journal.append(kept, journal.place(kept[0], paths.data()))
     return BenchResult(found)
+
+
+def in_turn(
+    task: Task,
+    chosen: Sequence[Variant],
+    base: Mapping,
+    flusher: timing.Flush,
+    reach: limits.Ceilings,
+    *,
+    rounds: int,
+    budget_s: float,
+    progress: bool = False,
+    brief: bool = False,
+) -> Records:
+    """Variants timed in turn on the task's input; their records, those that raise at the end.
+
+    base: fields of every record, of kind "bench" if it names none. brief: fewer warm-ups, and
+    nothing of launches, peak memory and host time; for many shapes one after the other.
+    """
+    where = task.x.device
+    with torch.no_grad():
+        runs, failed = _made(chosen, task, where, brief)
+        calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
+        samples = timing.interleaved(
+            calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
+        )
+        how = {"flush": flusher.how, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+        how = {**base.get("how", {}), **how}
+        found = Records(
+            _measured(task.p, run, samples[key], base, how, reach, brief)
+            for key, run in runs.items()
+        )
+    found += [record_of(task.p, v, base, passed=False, reason=why) for v, why in failed]
+    return found
 
 
 def yardsticks(
@@ -151,7 +142,7 @@ def yardsticks(
     Records of kind "profile", appended to .runs/. "kernel" is ours called bare, "fused" the module
     around it; `.ratio("torch.sum(x)", "kernel")` is our speed as a part of theirs.
     """
-    size, device = _defaults(size, device)
+    size, device = defaults(size, device)
     where, shape = torch.device(device), p.shape(size)
     model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
     new, folded = p.drop_in(model), [t.float() for t in p.fold(model)]
@@ -164,7 +155,7 @@ def yardsticks(
             call.run()
         samples = timing.interleaved(calls, where, rounds=rounds, budget_s=20.0, flush=flusher)
     floor = limits.floor_ms(p.work["after"](**shape), ceilings.measure_ceilings(device))
-    base = {**_base(p, size, device), "floor_ms": floor.ms, "route": "float32"}
+    base = {**base_of(p, size, device), "floor_ms": floor.ms, "route": "float32"}
     base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
     moved = p.work["after"](**shape).bytes
     found = Records(
@@ -183,7 +174,7 @@ class _Run:
     variant: Variant
     function: Callable[[Tensor], Tensor]
     x: Tensor
-    truth: _Truth
+    truth: Truth
     first_ms: float
     factor: float  # the time asked for over that of what was run
     less: str  # what was run instead, where it was not the whole
@@ -193,18 +184,29 @@ class _Run:
         return self.function(self.x)
 
 
-class _Truth:
-    """The float64 oracle and eager's own errors, by route, on the bench's input."""
+class Truth:
+    """The float64 oracle and eager's own errors, by route, on the bench's input.
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    rows: of the input, that are judged, the first ones; all if not given. In train mode they may
+    know of each other: all of them are.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, rows: int | None = None) -> None:
         self.model, self.x = model, x
-        self.exact = errors.oracle(model, x)
+        self.exact = errors.oracle(model, x if model.training else x[:rows])
         self._eager: dict[str, tuple[float, float]] = {}
+
+    def errors(self, y: Tensor, rows: int) -> tuple[float, float]:
+        """Of an output for the first `rows` rows of the input, as far as they are judged."""
+        exact = self.exact[:rows]
+        if not y.dim() or y.size(0) != rows:
+            return float("inf"), float("inf")
+        return errors.errors_of(y[: exact.size(0)], exact)
 
     def eager(self, route: str) -> tuple[float, float]:
         if route not in self._eager:
             with torch.no_grad(), using_route(route):
-                self._eager[route] = errors.errors_of(self.model(self.x), self.exact)
+                self._eager[route] = self.errors(self.model(self.x), self.x.size(0))
         return self._eager[route]
 
 
@@ -212,7 +214,7 @@ SHRUNK = 1 << 24  # weights from which a variant with `shrink` runs on smaller o
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """What a bench asks for: a size of a problem in a mode, its model, input and truth."""
 
     p: Problem
@@ -220,16 +222,16 @@ class _Task:
     mode: str
     model: nn.Module
     x: Tensor
-    truth: _Truth
+    truth: Truth
 
-    def for_variant(self, v: Variant) -> tuple[_Task, float, str]:
+    def for_variant(self, v: Variant) -> tuple[Task, float, str]:
         """(what the variant is given, the factor that its time is multiplied by, in words)."""
         K, N, *rest = self.size.init
         if v.shrink > 1 and K * N > SHRUNK:
             size = Size(self.size.name, (K // v.shrink, N // v.shrink, *rest), self.size.batch)
             model = self.p.model(size, device=self.x.device, mode=self.mode)
             (x,) = self.p.inputs(size, device=self.x.device)
-            smaller = _Task(self.p, size, self.mode, model, x, _Truth(model, x))
+            smaller = Task(self.p, size, self.mode, model, x, Truth(model, x))
             words = f"measured at K = {size.init[0]}, N = {size.init[1]}"
             return smaller, float(v.shrink**2), words
         rows = self.x.size(0)
@@ -240,7 +242,7 @@ class _Task:
 
 
 def _made(
-    chosen: Sequence[Variant], task: _Task, where: torch.device
+    chosen: Sequence[Variant], task: Task, where: torch.device, brief: bool = False
 ) -> tuple[dict[str, _Run], list[tuple[Variant, str]]]:
     """Each variant built, called once, then warmed up; those that raise, with their words.
 
@@ -253,10 +255,11 @@ def _made(
             with using_route(v.route):
                 function = v.make(given.model)
                 first_ms = timing.once_ms(lambda f=function, g=given: f(g.x), where)
-                for _ in range(WARMUPS):
+                for _ in range(FEW_WARMUPS if brief else WARMUPS):
                     function(given.x)
                 # one row; to train on one is an error
-                host = _host(v, function, given.x[: 2 if task.mode == "train" else 1])
+                row = given.x[: 2 if task.mode == "train" else 1]
+                host = {} if brief else _host(v, function, row)
         except Exception as error:  # a failed run is a result: kept with its reason
             failed.append((v, accuracy.in_words(error)))
             continue
@@ -264,7 +267,7 @@ def _made(
     return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
 
 
-def _base(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
+def base_of(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
     return {
         "problem": p.slug, "device": torch.device(device).type, "card": machine.card(device),
         "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": p.mode(mode),
@@ -272,22 +275,23 @@ def _base(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict
     }  # fmt: skip
 
 
-def _record(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
-    return Record(
-        kind="bench", variant=v.name, implementation=v.implementation, route=v.route,
-        kernels_digest=kernels_digest(p.slug, v, base["device"]), **{**base, **found},
-    )  # fmt: skip
+def record_of(p: Problem, v: Variant, base: Mapping, **found: object) -> Record:
+    about = {
+        "kind": "bench", "variant": v.name, "implementation": v.implementation, "route": v.route,
+        "kernels_digest": kernels_digest(p.slug, v, base["device"]),
+    }  # fmt: skip
+    return Record(**{**about, **base, **found})
 
 
 def _measured(
     p: Problem, run: _Run, samples: list[float], base: dict, how: dict,
-    reach: limits.Ceilings,
+    reach: limits.Ceilings, brief: bool = False,
 ) -> Record:  # fmt: skip
     v, shape = run.variant, base["shape"]
     with using_route(v.route):
         y = run.call()
-        launches, peak = timing.profile(run.call, run.x.device)
-    found = errors.errors_of(y, run.truth.exact[: run.x.size(0)])
+        launches, peak = (None, None) if brief else timing.profile(run.call, run.x.device)
+    found = run.truth.errors(y, run.x.size(0))
     own = run.truth.eager(v.route)
     bounds = errors.limits_of(own, v.route)
     work = p.work[v.reads](**shape)
@@ -295,7 +299,7 @@ def _measured(
     best = limits.floor_ms(p.least("after", shape, method), reach, method or v.route)
     excess = errors.excess(found, own, bounds)
     scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
-    return _record(
+    return record_of(
         p, v, base, method=method, samples_ms=tuple(s * run.factor for s in samples),
         how={**how, "first_call_ms": run.first_ms, "read_gbs": reach.read_gbs, **run.host},
         launches=launches, peak_bytes=peak, floor_ms=best.ms,

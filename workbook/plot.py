@@ -1,5 +1,5 @@
-"""Records → figures: the ladder of kernels, the waterfall, errors, the overview, the break-even;
-the kernel's source → the pipeline.
+"""Records → figures: the ladder of kernels, the waterfall, errors, the overview, the break-even,
+how it scales; the kernel's source → the pipeline.
 
 Each function takes records (or a result that has `.records`) and returns a Picture. What it can
 not draw from is a ValueError that says what is missing; runs that failed are drawn as failed.
@@ -22,6 +22,7 @@ from workbook.plot_errors import errors
 from workbook.plot_halves import error_by_family, error_over
 from workbook.plot_overview import overview
 from workbook.plot_pipeline import pipeline
+from workbook.plot_scaling import scaling
 from workbook.style import Picture, duration, factor, tick_time
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "ladder",
     "overview",
     "pipeline",
+    "scaling",
     "waterfall",
 ]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbook.limits import Ceilings, Work
 
-__all__ = ["EDGES", "Problem", "Size", "Step", "Variant"]
+__all__ = ["AXES", "EDGES", "SWEEPS", "Problem", "Size", "Step", "Variant"]
 
 # A model, given once, becomes a function of its input: derived weights may be kept in between.
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
@@ -34,6 +34,22 @@ class Size:
 EDGES = (Size("one", (1, 1), 1), Size("odd", (97, 31), 7), Size("tall", (67, 33), 1031),
          Size("none", (5, 3), 0), Size("long", (2052, 3), 5), Size("long odd", (2053, 3), 5),
          Size("longest", (9004, 3), 3))  # fmt: skip
+
+# Device -> axis -> sizes that a sweep goes through, the others as in its laptop or paper size: from
+# a product of a few rows to 4 GB of weights (a GPU), or what two cores finish in half a minute.
+AXES = ("B", "K", "N")
+SWEEPS = {
+    "cpu": {
+        "B": (1, 4, 16, 64, 256, 1024, 4096),
+        "K": (32, 128, 512, 2048, 8192, 32768),
+        "N": (32, 128, 512, 2048, 8192, 32768),
+    },
+    "cuda": {
+        "B": (1, 8, 64, 256, 1024, 4096, 16384, 65536),
+        "K": (32, 128, 512, 2048, 8192, 32768, 131072),
+        "N": (32, 128, 512, 2048, 8192, 32768, 131072),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class Problem:
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
     outputs: of (N, *dims), how many outputs of a product are left; None where none is.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
+    sweeps: device and axis -> sizes that a sweep goes through.
     states: states of weights for `check`, beside those that every problem has; derivations run in
     the first.
     """
@@ -139,6 +156,7 @@ class Problem:
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
     edges: tuple[Size, ...] = EDGES
+    sweeps: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=lambda: SWEEPS)
     states: Mapping[str, Callable[[nn.Module, torch.Generator], None]] = field(default_factory=dict)
 
     def size(self, name: str | Size) -> Size:

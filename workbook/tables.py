@@ -272,10 +272,10 @@ def _time_of(record: Record | None) -> str:
     return style.duration(record.median_ms, stats.spread(record.samples_ms))
 
 
-def label(p: Problem, bench: BenchResult) -> Text:
+def label(p: Problem, bench: BenchResult | Records) -> Text:
     """Which card, when, at which commit; and which records are older than their kernels."""
-    first = bench.records[0]
-    old = [key_of(r) for r in bench.records if is_stale(p, r)]
+    shown = getattr(bench, "records", bench)
+    first, old = shown[0], dict.fromkeys(key_of(r) for r in shown if is_stale(p, r))
     said = f" **Stale** (sources changed since): {', '.join(old)}." if old else ""
     flush = first.how.get("flush", "?")
     return Text(

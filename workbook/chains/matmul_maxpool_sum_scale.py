@@ -238,5 +238,6 @@ problem = Problem(
     fold_halves=lambda model: fold_halves(torch.float64, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     edges=road.EDGES,
+    sweeps=ladder.SWEEPS,
     states=road.STATES,
 )

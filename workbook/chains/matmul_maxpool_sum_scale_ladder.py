@@ -9,9 +9,17 @@ import torch
 from workbook import paths, split, variants
 from workbook.limits import Ceilings, Work, floor_ms, gemm_work
 from workbook.ops import FusedOp
+from workbook.spec import SWEEPS as USUAL
 from workbook.spec import Variant
 
-__all__ = ["WORK", "ladder"]
+__all__ = ["SWEEPS", "WORK", "ladder"]
+
+# At paper size the weights have 4 GB: twice as many features at most, and fewer rows than usual.
+_FEATURES = (32, 128, 512, 2048, 8192, 32768, 65536)
+SWEEPS = {
+    "cpu": USUAL["cpu"],
+    "cuda": {"B": (1, 8, 32, 128, 512, 2048, 8192), "K": _FEATURES, "N": _FEATURES},
+}
 
 
 def _rows_left(N: int, pool: int) -> int:
