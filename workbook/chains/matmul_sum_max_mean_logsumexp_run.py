@@ -1,16 +1,23 @@
-"""How the sum chain runs: the fold of its weights, its kernels, and short chains on a CPU."""
+"""How the sum chain runs: the fold of its weights, its kernels, short chains on a CPU, and back.
+
+The gradients are outer products. With h[i] the gradient of the sum that y[i] is made of:
+
+    dx[i,k] = h[i] w_sum[k],   dW[n,k] = sum_i h[i] x[i,k],   db[n] = sum_i h[i]
+
+for every n the same: no product of matrices is left of the chain's three.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from workbook import ops, sums
 
-__all__ = ["fold", "run_chain", "run_folded", "run_short"]
+__all__ = ["fold", "run_chain", "run_folded", "run_short", "vjp"]
 
 COHERENT = 6.0  # times the size of a random sum's elements; of 8192 normal ones the largest has 4
 ENOUGH = 1 << 22  # elements of x from which reading them counts: below, all is in double
@@ -70,3 +77,32 @@ def run_short(run: Callable, x: Tensor, parameters: tuple, folded: tuple, option
     y, (w_sum, b_sum, rounded) = x.new_empty(x.shape[0], 1), folded
     short(ops.adjacent(x), w_sum, rounded, b_sum, y)
     return y
+
+
+def vjp(
+    grad: Tensor,
+    y: Tensor,
+    needed: Sequence[bool],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    w_sum: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """grad and y (B, 1) -> gradients of x (B, K), weight (N, K), bias (N,), None where not needed.
+
+    w_sum (K,) in float64, where that of x is. Sums are added in float64 and rounded once. A row
+    that is not finite has NaN for its h, as of the chain, whose two logsumexp take y from itself.
+    """
+    h = grad * (y - y).exp()
+    dx = dw = db = None
+    if needed[0]:
+        dx = (h.double() * w_sum).to(x.dtype)
+    if needed[1]:
+        wide = ops.COMPUTES[x.dtype]
+        weighed = x.to(wide) * h.to(wide)
+        plain = type(weighed) is Tensor and not ops.is_watched()  # our op shows tracers nothing
+        dw = sums.column_sum(weighed) if plain else weighed.sum(0, dtype=torch.float64)
+        dw = dw.to(weight.dtype).expand_as(weight).contiguous()
+    if needed[2]:
+        db = h.sum(dtype=torch.float64).to(bias.dtype).expand_as(bias).contiguous()
+    return dx, dw, db
