@@ -21,10 +21,10 @@ PACKAGE = "workbook"
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits halves spec timing fold "
     "toolchain recipe build normal ops sums gemm split variants controls chains ceilings families "
-    "errors operands curves judge accuracy drafts pairs protocols results compare style chart "
-    "legend plot_errors plot_overview plot_curves plot_halves plot_pipeline plot_break_even plot "
-    "trial prose tables verdicts standin runner tidy pages report standalone scopes modules "
-    "amalgam export lines cli_check cli"
+    "errors operands curves judge accuracy drafts pairs protocols results compare training style "
+    "chart legend plot_errors plot_overview plot_curves plot_halves plot_pipeline plot_break_even "
+    "plot trial prose tables costs verdicts standin runner tidy pages report standalone scopes "
+    "modules amalgam export lines cli_check cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

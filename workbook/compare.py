@@ -23,7 +23,8 @@ WARMUPS = 3  # after the first call: torch.compile captures its CUDA graph in th
 FOLDS = 7  # samples of the fold
 
 
-def _defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
+def defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
+    """(size, device) where they are not given: laptop on a CPU, paper on a GPU."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     machine.card(device)  # NoDevice where it is not here
     return size or ("paper" if device == "cuda" else "laptop"), device
@@ -62,9 +63,9 @@ def predict(
 
     Records of kind "prediction", value in ms, appended to .runs/.
     """
-    size, device = _defaults(size, device)
+    size, device = defaults(size, device)
     reach, shape = ceilings.measure_ceilings(device), p.shape(size)
-    base = _base(p, size, device, mode)
+    base = base_of(p, size, device, mode)
     found = Records()
     for v in chosen_variants(p, variants, device, mode):
         how = method_of(p, v, shape, device, reach) or v.route
@@ -110,12 +111,12 @@ def bench(
     CPU, paper on a GPU if not given. mode: of the model, eval or train. A variant that fails is
     recorded with its reason. keep: write the records to data/ too.
     """
-    size, device = _defaults(size, device)
+    size, device = defaults(size, device)
     where = torch.device(device)
     chosen = chosen_variants(p, variants, device, mode)
     model, (x,) = p.model(size, device=device, mode=mode), p.inputs(size, device=device)
     task = _Task(p, p.size(size), mode, model, x, _Truth(model, x))
-    base = {**_base(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
+    base = {**base_of(p, size, device, mode), "clocks": machine.clocks(device), "seed": 0}
     with torch.no_grad():
         runs, failed = _made(chosen, task, where)
         calls = {key: timing.Call(run.call, run.variant.route) for key, run in runs.items()}
@@ -123,7 +124,7 @@ def bench(
         samples = timing.interleaved(
             calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
         )
-        how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+        how = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": TIMER[where.type]}
         reach = ceilings.measure_ceilings(device)
         found = Records(
             _measured(p, run, samples[key], base, how, reach) for key, run in runs.items()
@@ -150,7 +151,7 @@ def yardsticks(
     Records of kind "profile", appended to .runs/. "kernel" is ours called bare, "fused" the module
     around it; `.ratio("torch.sum(x)", "kernel")` is our speed as a part of theirs.
     """
-    size, device = _defaults(size, device)
+    size, device = defaults(size, device)
     where, shape = torch.device(device), p.shape(size)
     model, (x,) = p.model(size, device=device), p.inputs(size, device=device)
     new, folded = p.drop_in(model), [t.float() for t in p.fold(model)]
@@ -163,8 +164,8 @@ def yardsticks(
             call.run()
         samples = timing.interleaved(calls, where, rounds=rounds, budget_s=20.0, flush=flusher)
     floor = limits.floor_ms(p.work["after"](**shape), ceilings.measure_ceilings(device))
-    base = {**_base(p, size, device), "floor_ms": floor.ms, "route": "float32"}
-    base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+    base = {**base_of(p, size, device), "floor_ms": floor.ms, "route": "float32"}
+    base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": TIMER[where.type]}
     moved = p.work["after"](**shape).bytes
     found = Records(
         Record(kind="profile", variant=name, samples_ms=tuple(times), bytes_moved=moved, **base)
@@ -174,7 +175,7 @@ def yardsticks(
     return BenchResult(found)
 
 
-_TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
+TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,8 @@ def _made(
     return {v.key: runs[v.key] for v in chosen if v.key in runs}, failed
 
 
-def _base(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
+def base_of(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
+    """What the records of one run have in common, a new run's id among it."""
     return {
         "problem": p.slug, "device": torch.device(device).type, "card": machine.card(device),
         "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": p.mode(mode),
