@@ -30,22 +30,24 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]
 
     On a CPU a third one may follow, for its kernel: w_sum in float32, where that is good enough.
     """
-    w_sum, b_sum = sums.column_sum(weight), bias.sum(dtype=torch.float64)
-    folded = w_sum.to(dtype), b_sum.to(dtype)
-    short = weight.dtype is torch.float32 and dtype is torch.float64 and not weight.is_cuda
-    return (*folded, w_sum.float()) if short and _may_be_short(weight, w_sum) else folded
+    b_sum = bias.sum(dtype=torch.float64).to(dtype)
+    if weight.is_cuda or weight.dtype is not torch.float32 or dtype is not torch.float64:
+        return sums.column_sum(weight).to(dtype), b_sum
+    w_sum, square = sums.sum_and_square(weight)
+    return (w_sum, b_sum, w_sum.float()) if _may_be_short(w_sum, square) else (w_sum, b_sum)
 
 
-def _may_be_short(weight: Tensor, w_sum: Tensor) -> bool:
+def _may_be_short(w_sum: Tensor, square: Tensor) -> bool:
     """True where float chains over w_sum err no more than the original does.
 
     The original rounds in each of its N outputs, and their errors average: over w_sum itself one
     errs by as much, if its elements are of the size that N random ones have, sqrt(N) times theirs.
-    Where weights have one sign they are N times as large, and there only double will do.
+    Where weights have one sign they are N times as large, and there only double will do. square: of
+    all weights.
     """
     if not w_sum.numel():
         return False
-    size, sizes = torch.linalg.vector_norm(weight) / weight.size(1) ** 0.5, w_sum.abs()
+    size, sizes = (square / w_sum.numel()).sqrt(), w_sum.abs()
     most, least = sizes.max(), torch.where(sizes == 0, 1.0, sizes).min()
     return bool((most <= COHERENT * size) & (most <= LARGE) & (least >= 1 / LARGE))
 
