@@ -309,6 +309,9 @@ def test_training_in_words():
     said = str(wb.training_lines(BenchResult(TRAINED)))
     assert "| eager | 4.0" in said and "1.500×" in said and "1.0e-7, 2.0e-7" in said
     assert "is 1.500× as fast as eager's: forward −3.0 ms, backward −0" in said
+    assert said.endswith("The forward folds: the weights have just changed.")
+    batch = Records(dataclasses.replace(r, mode="train") for r in TRAINED)
+    assert "folds" not in str(wb.training_lines(BenchResult(batch))), "nothing is folded there"
     slower = [dataclasses.replace(r, samples_ms=(12.0, 12.0)) if key_of(r) == "fused step" else
               dataclasses.replace(r, samples_ms=(10.0, 10.0)) if key_of(r) == "fused backward" else
               r for r in TRAINED]  # fmt: skip

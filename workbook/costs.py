@@ -184,4 +184,6 @@ def _where(bench: BenchResult, there: dict[str, Record]) -> str:
         change = there[f"fused {part}"].median_ms - there[f"eager {part}"].median_ms
         sign = "+" if change > 0 else "−"
         parts.append(f"{part} {sign}{style.duration(abs(change), 0.1)}")
-    return f"{verdict}: {', '.join(parts)}. The forward folds, as the weights have just changed."
+    folds = " The forward folds: the weights have just changed."
+    batch = there["fused step"].mode == "train"  # its statistics, of which nothing can be folded
+    return f"{verdict}: {', '.join(parts)}.{'' if batch else folds}"
