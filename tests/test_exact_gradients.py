@@ -97,6 +97,18 @@ def test_gradients_are_the_references(subject, state, dtype, device):
 
 
 @each
+def test_a_gradient_has_memory_of_its_own(subject):
+    """As whoever edits it in place expects: no element stands for several."""
+    new = subject.new(K, N)
+    x = X.clone().requires_grad_()
+    y = new(x)
+    for grad in torch.autograd.grad(y, [x, *new.parameters()], drawn(tuple(y.shape), 4)):
+        assert grad.is_contiguous()
+        wanted = grad + 1
+        assert torch.equal(grad.add_(1), wanted)
+
+
+@each
 @pytest.mark.parametrize("layout", ["transposed", "every second", "one row thrice"])
 def test_gradients_of_an_input_of_any_layout(subject, layout):
     wide = drawn((2 * K, 2 * B), 9)

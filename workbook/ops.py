@@ -148,8 +148,8 @@ class FusedOp:
     dtype: what kernels want folds in.
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
     vjp(grad, y, needed, x, *parameters, *options) -> gradients of x and the parameters, None where
-    not `needed`: instead of running the reference again. Not for gradients of gradients, nor for a
-    dtype that `computes` lacks.
+    not `needed`: instead of running the reference again, but for gradients of gradients and other
+    rare ways back.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -289,7 +289,7 @@ class FusedOp:
         saved = ctx.saved_tensors  # once: checkpointing unpacks no second time
         tensors = saved[: self.parameters + 1]
         needed = ctx.needs_input_grad[: len(tensors)]
-        if self.vjp and tensors[0].dtype in self.computes and normal.is_usual(grad):
+        if self.vjp and normal.is_usual(grad):
             found = self.vjp(grad, saved[-1], needed, *tensors, *ctx.options)
         else:
             found = self._vjp_of_reference(grad, needed, tensors, ctx.options)
