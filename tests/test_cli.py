@@ -275,6 +275,14 @@ def test_bench_for_people_and_the_runs_folder_elsewhere(checkout, tmp_path):
     assert len(journal.load(tmp_path / "runs").query(kind="bench")) == 2
 
 
+def test_bench_of_training_steps(checkout):
+    names = ("--variants", "eager,fused")
+    done = workbook(checkout, "bench", SLUG, *QUICK, *names, "--training", "--keep")
+    assert done.returncode == 0 and "fused backward" in done.stdout, done.stderr
+    kept = journal.load(checkout / "data").query(kind="bench")
+    assert len(kept) == 8 and all(r.grad and r.part for r in kept)
+
+
 def test_bench_without_a_compiler_keeps_what_failed(checkout):
     done = workbook(
         checkout, "bench", SLUG, *QUICK, "--variants", "cpu", "--json", PATH="/nowhere", CXX=None

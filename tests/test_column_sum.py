@@ -32,7 +32,7 @@ def summed(run, W: torch.Tensor) -> torch.Tensor:
     K = W.size(1)
     memory = torch.full((K + 16,), math.nan, dtype=torch.float64)
     memory[:8], memory[K + 8 :] = 17.0, 17.0
-    run(W, torch.empty(0, K, dtype=torch.float64), memory[8 : K + 8])
+    run(W, D(0, K), memory[8 : K + 8], D(0))
     assert (memory[:8] == 17).all() and (memory[K + 8 :] == 17).all(), "written beside s"
     return memory[8 : K + 8].clone()
 
@@ -208,10 +208,114 @@ def D(*shape):
 )
 def test_the_binding_refuses_what_it_can_not_read(run, arguments, words):
     with pytest.raises(RuntimeError, match=words):
-        run(*arguments)
+        run(*arguments, D(0))
 
 
 def test_without_a_compiler_torch_sums(monkeypatch):
     monkeypatch.setattr(sums, "_column_sum", lambda device: None)
     W = drawn((50, 70), seed=10)
     assert_sums(sums.column_sum(W), W)
+
+
+# --- with the squares, and with the differences of pairs ----------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squares_of_the_same_pass(shape):
+    W = drawn(shape, seed=11)
+    total, square = sums.sum_and_square(W)
+    assert torch.equal(total, sums.column_sum(W)), "the same bits"
+    true = math.fsum(W.double().square().reshape(-1).tolist())
+    assert square.dim() == 0 and square.dtype == torch.float64
+    assert abs(square.item() - true) <= W.numel() * U64 * true
+
+
+def test_squares_are_written_where_they_are_wanted_alone(run):
+    W, s = drawn((9, 1030), seed=12), torch.empty(1030, dtype=torch.float64)
+    memory = torch.full((1046,), 17.0, dtype=torch.float64)
+    run(W, D(0, 1030), s, memory[8:1038])
+    torch.testing.assert_close(memory[8:1038], W.double().square().sum(0))
+    assert (memory[:8] == 17).all() and (memory[1038:] == 17).all()
+    with pytest.raises(RuntimeError, match=r"squares: got float64 \(5\); wants .* \(1030\)"):
+        run(W, D(0, 1030), s, D(5))
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 1023), (4, 1024), (6, 1025), (130, 33), (64, 4097)])
+def test_differences_of_pairs_and_their_sum(shape):
+    W = drawn(shape, seed=13)
+    kept = W.clone()
+    differences, total = sums.pair_difference(W)
+    assert torch.equal(differences, W[0::2] - W[1::2]) and differences.is_contiguous()
+    assert torch.equal(total, sums.column_sum(W)), "the same bits"
+    assert torch.equal(W, kept)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 20), st.integers(0, 2100), st.integers(0, 5))
+def test_differences_of_any_shape(M, K, seed):
+    W = drawn((2 * M, K), seed)
+    differences, total = sums.pair_difference(W)
+    assert torch.equal(differences, W[0::2] - W[1::2])
+    assert torch.equal(total, sums.column_sum(W))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_differences_that_are_not_finite(value):
+    W = drawn((8, 1030), seed=14)
+    W[3, 5], W[2, 5] = value, -value
+    differences, total = sums.pair_difference(W)
+    wanted = W[0::2] - W[1::2]
+    torch.testing.assert_close(differences, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(total, sums.column_sum(W), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["float64", "transposed", "no compiler"])
+def test_torch_does_what_the_kernels_do_not(kind, monkeypatch):
+    W = drawn((50, 70), seed=15)
+    if kind == "no compiler":
+        monkeypatch.setattr(sums, "_column_sum", lambda device: None)
+        monkeypatch.setattr(sums, "_pair_difference", lambda: None)
+    W = W.double() if kind == "float64" else W.T.contiguous().T if kind == "transposed" else W
+    differences, total = sums.pair_difference(W)
+    assert torch.equal(differences, W[0::2] - W[1::2]) and differences.dtype == W.dtype
+    assert_sums(total, W)
+    total, square = sums.sum_and_square(W)
+    assert_sums(total, W)
+    torch.testing.assert_close(square, W.double().square().sum())
+
+
+def test_pairs_that_the_kernel_runs(monkeypatch):
+    """The tests above hold for the kernel, which is what pair_difference takes."""
+    seen, kernel = [], sums._pair_difference()
+    monkeypatch.setattr(
+        sums, "_pair_difference", lambda: lambda *a: (seen.append(a), kernel(*a))[1]
+    )
+    sums.pair_difference(drawn((4, 6)))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((F(3), F(1, 3), D(3)), r"W: wants a \(2 M, K\) matrix"),
+        ((F(3, 4), F(1, 4), D(4)), r"W: got 3 rows; wants pairs of them"),
+        ((D(2, 4), F(1, 4), D(4)), r"W: got float64 \(2, 4\); wants a contiguous float32"),
+        ((F(4, 2).T, F(1, 4), D(4)), r"W: got float32 \(2, 4\), not contiguous"),
+        ((F(4, 4), F(1, 4), D(4)), r"D: got float32 \(1, 4\); wants a contiguous float32 \(2, 4\)"),
+        ((F(2, 4), F(1, 4), D(3)), r"s: got float64 \(3\); wants a contiguous float64 \(4\)"),
+    ],
+)
+def test_pairs_that_the_binding_refuses(arguments, words):
+    with pytest.raises(RuntimeError, match=words):
+        sums._pair_difference()(*arguments)
+
+
+@pytest.mark.parametrize("rows", [2, 2048])
+def test_large_folds_are_written_whole(rows):
+    """In pages of both sizes, to the last element."""
+    W = drawn((2 * rows, 1500), seed=16)
+    differences, _ = sums.pair_difference(W)
+    assert torch.equal(differences, W[0::2] - W[1::2])
+    means, exact = sums.group_mean(W, 2, torch.float32)
+    torch.testing.assert_close(exact, (W[0::2].double() + W[1::2].double()) / 2)
+    assert torch.equal(means, exact.float())

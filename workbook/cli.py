@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
+    bench.add_argument("--training", action="store_true",
+                       help="a training step of eager and the drop-in, and its parts")  # fmt: skip
     _axes(add("sweep", _sweep, "time variants over B, K and N", f"sweep {slug} --axis K"))
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
@@ -228,13 +230,14 @@ def _bench(arguments: Arguments) -> int:
     from workbook.chains import problem
     from workbook.compare import bench
     from workbook.results import line
+    from workbook.training import bench_training
 
-    device = _device(arguments)
+    device, mode = _device(arguments), "train" if arguments.training else "eval"
     for slug in arguments.slugs:
         names = arguments.variants.split(",") if arguments.variants else None
-        result = bench(
+        result = (bench_training if arguments.training else bench)(
             problem(slug), size=arguments.size, device=device, variants=names,
-            mode=arguments.mode or "eval",
+            mode=arguments.mode or mode,
             rounds=arguments.rounds, budget_s=arguments.budget, flush=arguments.flush,
             keep=arguments.keep, progress=True,
         )  # fmt: skip
@@ -256,7 +259,7 @@ def _sweep(arguments: Arguments) -> int:
 def _results(arguments: Arguments) -> int:
     from workbook.results import line
 
-    kept = journal.load(paths.data()).query(kind="bench")
+    kept = journal.load(paths.data()).query(kind="bench", part="")
     if not kept:
         raise ValueError("data/ holds no results: run `bench SLUG --keep` or `records import FILE`")
     wanted = tuple(arguments.slugs) or tuple({r.problem for r in kept})

@@ -25,6 +25,7 @@ FOLDS = 7  # samples of the fold
 
 
 def defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
+    """(size, device) where they are not given: laptop on a CPU, paper on a GPU."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     machine.card(device)  # NoDevice where it is not here
     return size or ("paper" if device == "cuda" else "laptop"), device
@@ -119,7 +120,7 @@ def in_turn(
         samples = timing.interleaved(
             calls, where, rounds=rounds, budget_s=budget_s, flush=flusher, progress=progress
         )
-        how = {"flush": flusher.how, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+        how = {"flush": flusher.how, "flush_MB": flusher.bytes >> 20, "timer": TIMER[where.type]}
         how = {**base.get("how", {}), **how}
         found = Records(
             _measured(task.p, run, samples[key], base, how, reach, brief)
@@ -156,7 +157,7 @@ def yardsticks(
         samples = timing.interleaved(calls, where, rounds=rounds, budget_s=20.0, flush=flusher)
     floor = limits.floor_ms(p.work["after"](**shape), ceilings.measure_ceilings(device))
     base = {**base_of(p, size, device), "floor_ms": floor.ms, "route": "float32"}
-    base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": _TIMER[where.type]}
+    base["how"] = {"flush": flush, "flush_MB": flusher.bytes >> 20, "timer": TIMER[where.type]}
     moved = p.work["after"](**shape).bytes
     found = Records(
         Record(kind="profile", variant=name, samples_ms=tuple(times), bytes_moved=moved, **base)
@@ -166,7 +167,7 @@ def yardsticks(
     return BenchResult(found)
 
 
-_TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
+TIMER = {"cpu": "wall clock", "cuda": "CUDA events, current stream"}
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,7 @@ def _made(
 
 
 def base_of(p: Problem, size: str | Size, device: str, mode: str = "eval") -> dict:
+    """What the records of one run have in common, a new run's id among it."""
     return {
         "problem": p.slug, "device": torch.device(device).type, "card": machine.card(device),
         "size": p.size(size).name, "shape": p.shape(size), "dtype": "float32", "mode": p.mode(mode),

@@ -33,7 +33,7 @@ __all__ = [
 
 MACHINE = "machine"  # the file of records that belong to a card and to no problem
 NEWEST_BY = ("kind", "card", "problem", "variant", "route", "size", "mode", "device", "flush",
-             "protocol")  # fmt: skip
+             "protocol", "part")  # fmt: skip
 LOCK_SECONDS = 60.0
 SHOWN = ("kind", "problem", "variant", "route", "size", "device", "card", "median_ms")
 SHOWN += ("rel_error", "passed", "value", "unit", "date")  # columns of the HTML table
@@ -211,7 +211,7 @@ def place(record: Record, base: str | Path) -> Path:
 
 
 def _fields_only(names: Iterable[str]) -> None:
-    unknown = sorted(set(names) - set(FIELDS) - {"flush", "protocol"})
+    unknown = sorted(set(names) - set(FIELDS) - {"flush", "protocol", "part"})
     if unknown:
         raise TypeError(f"no field {', '.join(unknown)}; want some of {', '.join(FIELDS)}")
 

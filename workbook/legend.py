@@ -145,7 +145,7 @@ def said(timed: Timed, predicted: float | None = None) -> str:
 def of_kind(given: Any, who: str, kind: str) -> Records:
     """The records of a kind, from records or a result that has them. ValueError without any."""
     every = Records(getattr(given, "records", given))
-    found = every.query(kind=kind, protocol="")
+    found = every.query(kind=kind, protocol="", part="")  # a training step is no variant's time
     if not found:
         make = "wb.check(p)" if kind == "check" else "wb.bench(p)"
         raise ValueError(
@@ -200,7 +200,7 @@ def of_one_flush(benches: Records, who: str) -> Records:
 
 def left_out(given: Any) -> str:
     """For a caption: which timings `of_one_flush` left out; "" when it left out none."""
-    benches = Records(getattr(given, "records", given)).query(kind="bench")
+    benches = Records(getattr(given, "records", given)).query(kind="bench", part="")
     found = _flushes(r for r in benches if not r.variant.startswith("wrong_"))
     others = [CACHES.get(f"flush {how}", "unknown cache") for how in found if how != "read"]
     return f"left out: timings with a {' or a '.join(others)}" if len(found) > 1 else ""

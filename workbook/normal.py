@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["FLOATS", "are_like", "explain", "is_plain", "operands"]
+__all__ = ["FLOATS", "are_like", "explain", "is_plain", "is_usual", "operands"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -79,6 +79,18 @@ def _is_eager(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
         and type(bias) in _PLAIN
+    )
+
+
+def is_usual(grad: Tensor) -> bool:
+    """A gradient on its plain way back: no gradients of gradients, no forward-mode level, no batch
+    of gradients, and no autocast, in which the reference's own products lose digits."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled(grad.device.type)
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.is_functorch_wrapped_tensor(grad)
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
 
 

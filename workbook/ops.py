@@ -1,7 +1,8 @@
 """A built kernel as a torch op: folding, choosing the kernel, gradients, the way back.
 
 The op takes (x, *parameters, *options) and looks the fold up *inside*, where torch.compile does
-not trace: a compiled model sees changed weights. The backward is the reference's own vjp.
+not trace: a compiled model sees changed weights. The backward is the reference's own vjp, or a
+chain's closed form of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbook import build, paths, recipe, toolchain
+from workbook import build, normal, paths, recipe, toolchain
 from workbook.fold import FoldCache
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Kernel",
     "adjacent",
     "built",
+    "is_watched",
     "kernel_library",
     "kind_of",
     "missing",
@@ -145,6 +147,9 @@ class FusedOp:
     forms: by name; kernels: the best one for cpu, cuda and, where its form suits, hopper.
     dtype: what kernels want folds in.
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
+    vjp(grad, y, needed, x, *parameters, *options) -> gradients of x and the parameters, None where
+    not `needed`: instead of running the reference again, but for gradients of gradients and other
+    rare ways back.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -167,9 +172,10 @@ class FusedOp:
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
+        vjp: Callable[..., tuple[Tensor | None, ...]] | None = None,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
-        self.fold_options = fold_options
+        self.fold_options, self.vjp = fold_options, vjp
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
         self.whole, self.dtype, self.computes = whole, dtype, computes
@@ -193,7 +199,7 @@ class FusedOp:
 
     def __call__(self, x: Tensor, *arguments: object) -> object:
         """The op; in plain eager mode its parts directly, at half of the dispatcher's host time."""
-        if _is_watched():
+        if is_watched():
             return self.op(x, *arguments)
         if torch.is_grad_enabled():
             for tensor in (*arguments[: self.parameters], x):
@@ -202,7 +208,8 @@ class FusedOp:
         return self._forward(x, *arguments)
 
     def _save(self, ctx: object, inputs: tuple, output: object) -> None:
-        ctx.save_for_backward(*inputs[: self.parameters + 1])
+        saved = inputs[: self.parameters + 1]
+        ctx.save_for_backward(*saved, *([output] if self.vjp else []))
         ctx.options = inputs[self.parameters + 1 :]
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[1:])
@@ -279,22 +286,30 @@ class FusedOp:
 
     def _backward(self, ctx: object, grad: Tensor, *_: Tensor) -> tuple:
         """The vjp of the reference; differentiable again under create_graph."""
-        twice = torch.is_grad_enabled()
-        tensors = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: checkpointing unpacks no second time
+        tensors = saved[: self.parameters + 1]
         needed = ctx.needs_input_grad[: len(tensors)]
+        if self.vjp and normal.is_usual(grad):
+            found = self.vjp(grad, saved[-1], needed, *tensors, *ctx.options)
+        else:
+            found = self._vjp_of_reference(grad, needed, tensors, ctx.options)
+        return (*found, *(None for _ in ctx.options))
+
+    def _vjp_of_reference(
+        self, grad: Tensor, needed: Sequence[bool], tensors: Sequence[Tensor], options: tuple
+    ) -> tuple[Tensor | None, ...]:
+        """The chain runs once more, its activations kept until it has run backward."""
+        twice = torch.is_grad_enabled()
         if not twice:
-            tensors = tuple(
-                t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
-            )
+            tensors = [t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
         with torch.enable_grad():
             if twice:  # tensors of their own: one may depend on another, or be it
-                tensors = tuple(t.view_as(t) for t in tensors)
+                tensors = [t.view_as(t) for t in tensors]
             with torch.autocast(grad.device.type, enabled=False):  # as the forward ran
-                y = self.reference(*tensors, *ctx.options)
+                y = self.reference(*tensors, *options)
             wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
             grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=twice))
-        found = (next(grads) if n else None for n in needed)
-        return (*found, *(None for _ in ctx.options))
+        return tuple(next(grads) if n else None for n in needed)
 
 
 class _Noted:
@@ -311,7 +326,7 @@ class _Noted:
         return isinstance(error, self.kind)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """True where something looks at each op: a compiler, an exporter, a tracer, a torch mode."""
     return (
         torch.compiler.is_compiling()

@@ -98,6 +98,11 @@ class Record:
         return str(self.how.get("protocol", ""))
 
     @property
+    def part(self) -> str:
+        """What of a training step was timed: step, forward, backward, optimizer; "" if none was."""
+        return str(self.how.get("part", ""))
+
+    @property
     def median_ms(self) -> float | None:
         """Median of samples_ms; None when there are none, nan when one is not finite."""
         if not self.samples_ms:

@@ -12,7 +12,7 @@ from workbook.ceilings import ceilings_of
 from workbook.journal import Record, Records
 from workbook.spec import Problem
 
-__all__ = ["BenchResult", "key_of", "line", "records"]
+__all__ = ["BenchResult", "key_of", "line", "records", "variant_of"]
 
 LINE = ("problem", "variant", "implementation", "route", "device", "card", "size", "shape", "mode",
         "flush", "median_ms", "floor_ms", "fold_ms", "launches", "peak_bytes", "rel_error",
@@ -21,7 +21,7 @@ LINE = ("problem", "variant", "implementation", "route", "device", "card", "size
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Records of kind "bench", one a variant, all of one run."""
+    """Records of kind "bench", one a variant, all of one run; of a training step one a part."""
 
     records: Records
 
@@ -49,8 +49,8 @@ class BenchResult:
         return self.records.frame()
 
     def _rows(self) -> list[tuple[str, ...]]:
-        eager = next((r.median_ms for r in self.records if key_of(r) == "eager"), None)
-        return [_row(record, eager) for record in self.records]
+        eager = {r.part: r.median_ms for r in self.records if variant_of(r) == "eager"}
+        return [_row(record, eager.get(record.part)) for record in self.records]
 
     def __str__(self) -> str:
         rows = [_COLUMNS, *self._rows()]
@@ -81,10 +81,15 @@ _COLUMNS = (
 )
 
 
-def key_of(record: Record) -> str:
+def variant_of(record: Record) -> str:
     """Variant and route, as in Variant.key."""
     tf32 = record.route == "tf32"
     return f"{record.variant}/tf32" if tf32 else record.variant
+
+
+def key_of(record: Record) -> str:
+    """The same, and of a training step the part: "eager/tf32", "fused step"."""
+    return " ".join(filter(None, (variant_of(record), record.part)))
 
 
 def _row(record: Record, eager_ms: float | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sums and means over rows of weights, in float64: the folds that several chains have in common."""
+"""Sums, means and differences of rows of weights, sums in float64: what folds are made of."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from torch import Tensor
 
 from workbook import ops
 
-__all__ = ["COLUMN_SUM", "GROUP_MEAN", "column_sum", "group_mean"]
+__all__ = [
+    "COLUMN_SUM",
+    "GROUP_MEAN",
+    "PAIR_DIFFERENCE",
+    "column_sum",
+    "group_mean",
+    "pair_difference",
+    "sum_and_square",
+]
 
 # The sources of each, under kernels/: they count in the digest of who folds with it.
 COLUMN_SUM = ("column_sum/column_sum.cpp", "column_sum/column_sum.cu")
 GROUP_MEAN = ("group_mean/group_mean.cpp", "group_mean/group_mean.cu")
+PAIR_DIFFERENCE = ("pair_difference/pair_difference.cpp",)
 
 
 @functools.cache
@@ -33,15 +42,50 @@ def column_sum(weight: Tensor) -> Tensor:
 
     A float32 running sum loses digits with each row; float64 also can't overflow.
     """
-    usable = weight.dtype == torch.float32 and weight.is_contiguous()
-    run = _column_sum(weight.device.type) if usable else None
+    run = _column_sum(weight.device.type) if _is_usable(weight) else None
     if run is None:
         return weight.sum(0, dtype=torch.float64)
+    return _summed(run, weight, 0)[0]
+
+
+def sum_and_square(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight (N, K) on a CPU -> the same, and the sum () of its squares in float64, in one go."""
+    run = _column_sum("cpu") if _is_usable(weight) else None
+    if run is None:
+        return weight.sum(0, dtype=torch.float64), weight.double().square().sum()
+    total, squares = _summed(run, weight, weight.size(1))
+    return total, squares.sum()
+
+
+def _is_usable(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_contiguous()
+
+
+def _summed(run: Callable, weight: Tensor, squared: int) -> tuple[Tensor, Tensor]:
+    """(sums (K,), sums of squares (squared,)); squared: K, or 0 where nobody wants them."""
     columns = weight.size(1)
+    shapes = (columns,), (squared,), (SLICES if weight.is_cuda else 0, columns)
+    total, squares, partial = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
+    run(weight, partial, total, squares)
+    return total, squares
+
+
+@functools.cache
+def _pair_difference() -> Callable | None:
+    return ops.built("pair_difference", "cpu", ["pair_difference.cpp"])
+
+
+def pair_difference(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight (2 M, K) -> D (M, K) in its type, row 2m less row 2m + 1, and its column sum (K,) in
+    float64; on a CPU in one go."""
+    run = _pair_difference() if _is_usable(weight) and not weight.is_cuda else None
+    if run is None:
+        return weight[0::2] - weight[1::2], column_sum(weight)
+    rows, columns = weight.shape
+    differences = weight.new_empty(rows // 2, columns)
     total = weight.new_empty(columns, dtype=torch.float64)
-    partial = weight.new_empty((SLICES if weight.is_cuda else 0, columns), dtype=torch.float64)
-    run(weight, partial, total)
-    return total
+    run(weight, differences, total)
+    return differences, total
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import math
 from workbook import chains, journal, limits, paths, plot, stats, style
 from workbook.journal import Record, Records
 from workbook.prose import Text
-from workbook.results import BenchResult, key_of, records
+from workbook.results import BenchResult, key_of, records, variant_of
 from workbook.spec import Problem
 from workbook.variants import kernels_digest
 
@@ -149,7 +149,7 @@ def host_lines(kept: Records) -> Text:
 def is_stale(p: Problem, record: Record) -> bool:
     """True where the kernel's sources have changed since the record was taken."""
     known = {v.key: v for v in p.variants}
-    variant = known.get(key_of(record))
+    variant = known.get(variant_of(record))
     if variant is None:
         return True
     return record.kernels_digest != kernels_digest(p.slug, variant, record.device)

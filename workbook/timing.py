@@ -13,6 +13,7 @@ wall clock around the call. Before each sample the cache is emptied of the input
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from workbook import machine
 from workbook.precision import using_route
 
-__all__ = ["FLUSHES", "Call", "Flush", "host_us", "interleaved", "once_ms", "profile"]
+__all__ = ["FLUSHES", "Call", "Flush", "Laps", "host_us", "interleaved", "once_ms", "profile"]
 
 FLUSHES = ("read", "write", "none")
 CACHES = 8  # the flush buffer, in last-level caches of a GPU
@@ -75,6 +76,29 @@ def once_ms(run: Callable[[], object], device: torch.device) -> float:
         end_event.record()
         end_event.synchronize()
         return start_event.elapsed_time(end_event)
+
+
+class Laps:
+    """Where the time of one call goes: made when it starts, `mark` ends a part of it.
+
+    On a GPU a mark is an event on the current stream; it waits for nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu, self._marks = device.type == "cuda", []
+        self.mark()
+
+    def mark(self) -> None:
+        if self._on_gpu:
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
+
+    def ms(self) -> list[float]:
+        """Milliseconds of each part; on a GPU once the call is done."""
+        pairs = itertools.pairwise(self._marks)
+        return [a.elapsed_time(b) if self._on_gpu else (b - a) * 1e3 for a, b in pairs]
 
 
 def interleaved(

@@ -1,5 +1,6 @@
 // The mean of groups of rows as a torch op.
 #include "group_mean.h"
+#include "huge_pages.h"
 #include "stable.h"
 
 namespace {
@@ -27,6 +28,8 @@ void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_exact) 
   const wb::OnDevice on(W);
   wb::check(launch(p, on.stream), "group mean");
 #else
+  wb::expect_huge_pages(p.w, w.numel() * sizeof(float));
+  if (both) wb::expect_huge_pages(p.w_exact, w_exact.numel() * sizeof(double));
   const int64_t tasks = p.groups * ((K + kStrip - 1) / kStrip);
   // Elements of W below which a second thread costs more than it gives.
   constexpr int64_t kLeast = 32768;

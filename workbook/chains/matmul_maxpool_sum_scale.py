@@ -93,9 +93,12 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     used = bias.size(0) // pool * pool  # the pool drops a feature that is left over
     weight, bias = weight[:used], bias[:used].double()
     end = used if pool == 2 else 0
-    differences = weight[0:end:2] - weight[1:end:2]
     shifts = bias[0:end:2] - bias[1:end:2]
-    return differences, shifts.to(dtype), sums.column_sum(weight).to(dtype), bias.sum().to(dtype)
+    if pool == 2:
+        differences, w_sum = sums.pair_difference(weight)
+    else:
+        differences, w_sum = weight[:0].clone(), sums.column_sum(weight)
+    return differences, shifts.to(dtype), w_sum.to(dtype), bias.sum().to(dtype)
 
 
 @torch.no_grad()
@@ -180,7 +183,7 @@ OP = ops.FusedOp(
         ),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.COLUMN_SUM),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.PAIR_DIFFERENCE),
         "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",), sums.COLUMN_SUM),
         "hopper": ops.Kernel(
             "split", ("05_half_gemm_guard.cu",), (*split.SHARED, *sums.COLUMN_SUM)

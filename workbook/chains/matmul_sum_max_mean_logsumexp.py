@@ -8,7 +8,7 @@ The sum over features is linear, so it goes through the matrix product: 2 B K N 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -70,6 +70,17 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return Model.forward(SimpleNamespace(linear=lambda x: _rows(x, weight, bias)), x)
 
 
+def _vjp(
+    grad: Tensor, y: Tensor, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    w_sum = None
+    if needed[0] and ops.is_watched():  # a tracer can not look the fold up
+        w_sum = weight.sum(0, dtype=torch.float64)
+    elif needed[0]:
+        w_sum = OP.folded(OP.dtype, weight, bias)[0]
+    return run.vjp(grad, y, needed, x, weight, bias, w_sum)
+
+
 def _output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty((x.size(0), 1))
 
@@ -99,6 +110,7 @@ OP = ops.FusedOp(
     },
     dtype=torch.float64,  # K numbers can afford it
     computes={**ops.COMPUTES, torch.float32: torch.float64},
+    vjp=_vjp,
 )
 
 

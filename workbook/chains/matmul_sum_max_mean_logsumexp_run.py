@@ -1,16 +1,23 @@
-"""How the sum chain runs: the fold of its weights, its kernels, and short chains on a CPU."""
+"""How the sum chain runs: the fold of its weights, its kernels, short chains on a CPU, and back.
+
+The gradients are outer products. With h[i] the gradient of the sum that y[i] is made of:
+
+    dx[i,k] = h[i] w_sum[k],   dW[n,k] = sum_i h[i] x[i,k],   db[n] = sum_i h[i]
+
+for every n the same: no product of matrices is left of the chain's three.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from workbook import ops, sums
 
-__all__ = ["fold", "run_chain", "run_folded", "run_short"]
+__all__ = ["fold", "run_chain", "run_folded", "run_short", "vjp"]
 
 COHERENT = 6.0  # times the size of a random sum's elements; of 8192 normal ones the largest has 4
 ENOUGH = 1 << 22  # elements of x from which reading them counts: below, all is in double
@@ -23,22 +30,24 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]
 
     On a CPU a third one may follow, for its kernel: w_sum in float32, where that is good enough.
     """
-    w_sum, b_sum = sums.column_sum(weight), bias.sum(dtype=torch.float64)
-    folded = w_sum.to(dtype), b_sum.to(dtype)
-    short = weight.dtype is torch.float32 and dtype is torch.float64 and not weight.is_cuda
-    return (*folded, w_sum.float()) if short and _may_be_short(weight, w_sum) else folded
+    b_sum = bias.sum(dtype=torch.float64).to(dtype)
+    if weight.is_cuda or weight.dtype is not torch.float32 or dtype is not torch.float64:
+        return sums.column_sum(weight).to(dtype), b_sum
+    w_sum, square = sums.sum_and_square(weight)
+    return (w_sum, b_sum, w_sum.float()) if _may_be_short(w_sum, square) else (w_sum, b_sum)
 
 
-def _may_be_short(weight: Tensor, w_sum: Tensor) -> bool:
+def _may_be_short(w_sum: Tensor, square: Tensor) -> bool:
     """True where float chains over w_sum err no more than the original does.
 
     The original rounds in each of its N outputs, and their errors average: over w_sum itself one
     errs by as much, if its elements are of the size that N random ones have, sqrt(N) times theirs.
-    Where weights have one sign they are N times as large, and there only double will do.
+    Where weights have one sign they are N times as large, and there only double will do. square: of
+    all weights.
     """
     if not w_sum.numel():
         return False
-    size, sizes = torch.linalg.vector_norm(weight) / weight.size(1) ** 0.5, w_sum.abs()
+    size, sizes = (square / w_sum.numel()).sqrt(), w_sum.abs()
     most, least = sizes.max(), torch.where(sizes == 0, 1.0, sizes).min()
     return bool((most <= COHERENT * size) & (most <= LARGE) & (least >= 1 / LARGE))
 
@@ -70,3 +79,32 @@ def run_short(run: Callable, x: Tensor, parameters: tuple, folded: tuple, option
     y, (w_sum, b_sum, rounded) = x.new_empty(x.shape[0], 1), folded
     short(ops.adjacent(x), w_sum, rounded, b_sum, y)
     return y
+
+
+def vjp(
+    grad: Tensor,
+    y: Tensor,
+    needed: Sequence[bool],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    w_sum: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """grad and y (B, 1) -> gradients of x (B, K), weight (N, K), bias (N,), None where not needed.
+
+    w_sum (K,) in float64, where that of x is. Sums are added in float64 and rounded once. A row
+    that is not finite has NaN for its h, as of the chain, whose two logsumexp take y from itself.
+    """
+    h = grad * (y - y).exp()
+    dx = dw = db = None
+    if needed[0]:
+        dx = (h.double() * w_sum).to(x.dtype)
+    if needed[1]:
+        wide = ops.COMPUTES[x.dtype]
+        weighed = x.to(wide) * h.to(wide)
+        plain = type(weighed) is Tensor and not ops.is_watched()  # our op shows tracers nothing
+        dw = sums.column_sum(weighed) if plain else weighed.sum(0, dtype=torch.float64)
+        dw = dw.to(weight.dtype).expand_as(weight).contiguous()
+    if needed[2]:
+        db = h.sum(dtype=torch.float64).to(bias.dtype).expand_as(bias).contiguous()
+    return dx, dw, db
