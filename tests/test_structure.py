@@ -23,9 +23,9 @@ ORDER = (
     "toolchain recipe build normal ops sums gemm split variants controls chains ceilings families "
     "errors operands curves judge accuracy drafts pairs protocols results compare predictions "
     "training scaling style chart legend crossings plot_errors plot_overview plot_curves "
-    "plot_halves plot_pipeline plot_break_even plot_scaling plot trial prose tables costs sweeps "
-    "verdicts standin runner tidy pages report standalone scopes modules amalgam export lines "
-    "cli_check cli_sweep cli"
+    "plot_halves plot_pipeline plot_routes plot_break_even plot_scaling plot trial prose tables "
+    "costs sweeps verdicts standin runner tidy pages report standalone scopes modules amalgam "
+    "export lines cli_check cli_sweep cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

@@ -1,5 +1,5 @@
 """Records → figures: the ladder of kernels, the waterfall, errors, the overview, the break-even,
-how it scales; the kernel's source → the pipeline.
+how it scales, error against time; the kernel's source → the pipeline.
 
 Each function takes records (or a result that has `.records`) and returns a Picture. What it can
 not draw from is a ValueError that says what is missing; runs that failed are drawn as failed.
@@ -22,6 +22,7 @@ from workbook.plot_errors import errors
 from workbook.plot_halves import error_by_family, error_over
 from workbook.plot_overview import overview
 from workbook.plot_pipeline import pipeline
+from workbook.plot_routes import routes
 from workbook.plot_scaling import scaling
 from workbook.style import Picture, duration, factor, tick_time
 
@@ -35,6 +36,7 @@ __all__ = [
     "ladder",
     "overview",
     "pipeline",
+    "routes",
     "scaling",
     "waterfall",
 ]

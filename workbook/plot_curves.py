@@ -96,10 +96,22 @@ def lines_chart(
         axes.axhline(tick, color=LINE, lw=0.7, zorder=0)
         where = {"ha": "right", "size": SMALL, "color": SOFT}
         page.text(left - 0.07, page.above + part * LINES, height_text(tick), **where)
-    last = -math.inf
-    for name, value, y, colour in sorted(ends, key=lambda end: -end[2]):
-        part = math.log(heights[1] / y) / math.log(heights[1] / heights[0]) * LINES
-        last = max(part, last + 0.4)
-        page.text(right + 0.08, page.above + last, name, bold=True, color=colour)
-        page.text(right + 0.08, page.above + last + 0.17, value, size=SMALL, color=colour)
+    span = math.log(heights[1] / heights[0]) / LINES
+    ends = sorted(ends, key=lambda end: -end[2])
+    places = apart([math.log(heights[1] / y) / span for *_, y, _ in ends], 0.4, LINES)
+    for (name, value, _, colour), place in zip(ends, places, strict=True):
+        page.text(right + 0.08, page.above + place, name, bold=True, color=colour)
+        page.text(right + 0.08, page.above + place + 0.17, value, size=SMALL, color=colour)
     return Chart(page.figure, axes, [], right - left)
+
+
+def apart(wanted: Sequence[float], gap: float, last: float) -> list[float]:
+    """Ascending places, `gap` apart at least: as wanted, or further down, or up where the last one
+    would lie beyond `last`."""
+    places: list[float] = []
+    for place in wanted:
+        places.append(max(place, places[-1] + gap) if places else place)
+    for i in reversed(range(len(places))):
+        most = places[i + 1] - gap if i + 1 < len(places) else last
+        places[i] = min(places[i], most)
+    return places

@@ -18,7 +18,8 @@ from workbook.style import Picture
 
 __all__ = ["pipeline"]
 
-SOURCES = ("hopper.cuh", "split_sides.cuh", "split_gemm.cuh")  # under kernels/common
+# Under kernels/common.
+SOURCES = ("hopper.cuh", "split_sides.cuh", "split_launch.cuh", "split_gemm.cuh")
 SHOWN = 9.2  # turns of a warpgroup on the time axis
 # In instructions' times, drawn so: how long they take is not known.
 LATENCY, PROMOTION, SPLITTING = 1.0, 3.0, 5.0
@@ -42,19 +43,22 @@ def constants(raw: bool = False) -> dict[str, int]:
     for line in re.findall(r"^constexpr int (.*?);", "\n".join(texts), re.M):
         for item in re.findall(r"(k\w+) = ([^,]+)", line):
             found[item[0]] = _value(item[1], found)
-    columns, stages, other = _numbers(r"kStages = Columns == (\d+) \? (\d+) : (\d+);", texts)
-    found["kColumns"] = found["kWide"] if raw else columns
-    found["kStages"] = other if raw else stages
+    way = "true" if raw else "false"
+    found["kColumns"] = _number(rf"launch<Way<(\d+), {way}, Products>>", texts)
+    room = _number(r"kStages = \((\d+) << 10\) / sizeof\(Stage<Way>\);", texts)
+    # two halves of each number, or a raw one
+    found["kStages"] = (room << 10) // (4 * found["kPanel"] * (found["kRows"] + found["kColumns"]))
     found["kTurns"] = found["kColumns"] // found["kWide"]
     body = texts[-1][texts[-1].index(" multiply_pair(") :]
-    for name, part in zip(("small", "large"), body.split("commit_products();"), strict=False):
-        found[name] = part.count("x.template multiply<")
+    small, *large = body[: body.index("\n}\n")].split("commit_products();")
+    found["small"] = small.count("x.template multiply<")
+    found["large"] = "".join(large).count("x.template multiply<")
     return found
 
 
-def _numbers(pattern: str, texts: list[str]) -> tuple[int, ...]:
+def _number(pattern: str, texts: list[str]) -> int:
     (found,) = re.findall(pattern, "\n".join(texts))
-    return tuple(map(int, found))
+    return int(found)
 
 
 def _value(text: str, known: dict[str, int]) -> int | None:

@@ -311,6 +311,7 @@ def _run_batch_split(
     return _run_batch(run, x, parameters, options, multiply)
 
 
+CPU_SHARED = (*gemm.NARROW_PRODUCT, *sums.COLUMN_SUM)
 BATCH_FILES = ("04_tiles.cu", "train_centre.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
@@ -332,9 +333,7 @@ TRAIN = ops.FusedOp(
         ),
     },
     kernels={
-        "cpu": ops.Kernel(
-            "blocks", ("cpu.cpp", "cpu_train.cpp"), (*gemm.NARROW_PRODUCT, *sums.COLUMN_SUM)
-        ),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp", "cpu_train.cpp"), CPU_SHARED),
         "cuda": ops.Kernel("tiles", BATCH_FILES),
         "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },
