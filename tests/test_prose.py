@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 
 import pytest
 import torch
@@ -166,20 +167,19 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
     assert tables.is_stale(PROBLEM, dataclasses.replace(fresh, kernels_digest=""))
     assert tables.is_stale(PROBLEM, timed("05_a_rung_that_is_gone", 1.0))
     folder = tmp_path / "kernels"
-    (folder / "common").mkdir(parents=True)
-    (folder / SLUG).mkdir()
-    for file in (paths.kernels() / "common").iterdir():
-        (folder / "common" / file.name).write_bytes(file.read_bytes())
-    for file in (paths.kernels() / SLUG).iterdir():
-        (folder / SLUG / file.name).write_bytes(file.read_bytes())
-    files = tuple(folder / SLUG / f.name for f in fused.files)
+    shutil.copytree(paths.kernels(), folder)
+    files = tuple(folder / f.relative_to(paths.kernels()) for f in fused.files)
     moved = dataclasses.replace(fused, files=files)
     elsewhere = dataclasses.replace(PROBLEM, variants=(moved,))
     monkeypatch.setattr(paths, "kernels", lambda: folder)
     assert not tables.is_stale(elsewhere, fresh), "the same sources elsewhere"
-    header = folder / "common" / "reduce.cuh"
-    header.write_text(header.read_text() + "\n// edited\n")
-    assert tables.is_stale(elsewhere, fresh)
+    for edited in ("common/reduce.cuh", "column_sum/column_sum.cu"):  # what the fold runs counts
+        source = folder / edited
+        whole = source.read_text()
+        source.write_text(whole + "\n// edited\n")
+        assert tables.is_stale(elsewhere, fresh), edited
+        source.write_text(whole)
+        assert not tables.is_stale(elsewhere, fresh)
 
 
 def test_the_newest_recorded_run_is_found_and_labelled():

@@ -233,8 +233,8 @@ def test_variants_by_route():
 
     assert keys(["float32"], "cpu") == ["eager", "compile", "algebra", "fused"]
     assert keys(["float32"]) == ["eager", "compile", "algebra", "fused"]
-    assert keys(["tf32"]) == ["eager/tf32", "compile/tf32", "algebra/tf32", "fused"]
-    assert len(keys(["float32", "tf32"])) == 7
+    assert keys(["tf32"]) == ["eager/tf32", "compile/tf32", "algebra/tf32", "fused/tf32"]
+    assert len(keys(["float32", "tf32"])) == 8
     assert keys(["tf32"], "cuda:0") == keys(["tf32"])
 
 

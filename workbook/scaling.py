@@ -184,7 +184,7 @@ def _chosen(
         )
     if names is None:
         every = compare.chosen_variants(p, None, torch.device(device).type, mode)
-        found = [v for v in every if v.name in NAMES and (v.route in routes or v.name == "fused")]
+        found = [v for v in every if v.name in NAMES and v.route in routes]
     else:
         found = compare.chosen_variants(p, names, torch.device(device).type, mode)
     own = [v for v in p.variants if v.name == "compile"]
