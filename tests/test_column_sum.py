@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_chain import DEVICES, drawn, needs_compiler
+from sum_chain import DEVICES, drawn, needs_compiler, needs_gpu, needs_nvcc
 
-from workbook import ops, paths, sums
+from workbook import build, ops, paths, sums
 
 U64 = 2.0**-53
 FOLDER = paths.kernels() / "column_sum"
@@ -240,14 +240,86 @@ def test_squares_are_written_where_they_are_wanted_alone(run):
         run(W, D(0, 1030), s, D(5))
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2, 1023), (4, 1024), (6, 1025), (130, 33), (64, 4097)])
-def test_differences_of_pairs_and_their_sum(shape):
+# Around a slice's step of 16 pairs by 8 warps, 4 columns a lane and 128 a block, and both widths
+PAIRS = [(2, 1), (2, 1023), (4, 1024), (6, 1025), (130, 33), (64, 4097), (30, 128), (34, 132),
+         (1030, 260), (1100, 31)]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", PAIRS)
+def test_differences_of_pairs_and_their_sum(shape, device):
     W = drawn(shape, seed=13)
-    kept = W.clone()
-    differences, total = sums.pair_difference(W)
-    assert torch.equal(differences, W[0::2] - W[1::2]) and differences.is_contiguous()
-    assert torch.equal(total, sums.column_sum(W)), "the same bits"
-    assert torch.equal(W, kept)
+    there = W.to(device)
+    differences, total = sums.pair_difference(there)
+    assert differences.device == total.device == there.device
+    assert torch.equal(differences.cpu(), W[0::2] - W[1::2]) and differences.is_contiguous()
+    assert_sums(total.cpu(), W)
+    assert torch.equal(there.cpu(), W)
+    if device == "cpu":
+        assert torch.equal(total, sums.column_sum(W)), "the same bits"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(0, 5), (8, 0), (0, 0), (0, 2000)])
+def test_no_pairs_sum_to_zero(shape, device):
+    differences, total = sums.pair_difference(torch.empty(shape, device=device))
+    assert differences.shape == (shape[0] // 2, shape[1])
+    assert total.shape == (shape[1],) and (total == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs_repeat_to_the_bit(device):
+    W = drawn((806, 3000), seed=7).to(device)
+    first = sums.pair_difference(W)
+    for _ in range(5):
+        assert all(map(torch.equal, sums.pair_difference(W), first))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("offset", [1, 2, 3, 4])
+def test_pairs_of_an_unaligned_contiguous_view(offset, device):
+    W = drawn((16 * 64 + offset,), seed=offset)[offset:].view(16, 64)
+    there = drawn((16 * 64 + offset,), seed=offset).to(device)[offset:].view(16, 64)
+    differences, total = sums.pair_difference(there)
+    assert torch.equal(differences.cpu(), W[0::2] - W[1::2])
+    assert_sums(total.cpu(), W)
+
+
+@needs_gpu
+@pytest.mark.parametrize("slices", [1, 3, 40])
+@pytest.mark.parametrize("K", [260, 261])
+def test_on_a_gpu_pairs_are_written_whole_and_nothing_beside(K, slices):
+    """Slices that are uneven, and more of them than there are pairs, into poisoned memory."""
+    W = drawn((2 * 37, K), seed=17)
+    differences = torch.full((37 * K + 16,), math.nan, device="cuda")
+    s = torch.full((K + 16,), math.nan, dtype=torch.float64, device="cuda")
+    for memory in (differences, s):
+        memory[:8], memory[-8:] = 17.0, 17.0
+    partial = torch.full((slices, K), math.nan, dtype=torch.float64, device="cuda")
+    sums._pair_difference("cuda")(W.cuda(), differences[8:-8].view(37, K), partial, s[8:-8])
+    assert torch.equal(differences[8:-8].view(37, K).cpu(), W[0::2] - W[1::2])
+    assert_sums(s[8:-8].cpu(), W)
+    for memory in (differences, s):
+        assert (memory[:8] == 17).all() and (memory[-8:] == 17).all(), "written beside"
+
+
+@needs_gpu
+def test_on_a_gpu_pairs_want_a_slice():
+    W, D_, s = torch.zeros(4, 8), torch.empty(2, 8), torch.empty(8, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="partial: wants at least one slice"):
+        sums._pair_difference("cuda")(W.cuda(), D_.cuda(), D(0, 8).cuda(), s.cuda())
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["column_sum", "pair_difference"])
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_compiles_without_spills(name, arch):
+    file = paths.kernels() / name / f"{name}.cu"
+    include = [file.parent, paths.kernels() / "common"]
+    report = build.cubin(file, arch=arch, include=include, flags=["-DWB_CUDA"])
+    assert len(report.kernels) == 3  # by 16 bytes, by 4; the slices
+    for kernel in report.kernels:
+        assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel
 
 
 @settings(max_examples=40, deadline=None)
@@ -259,14 +331,18 @@ def test_differences_of_any_shape(M, K, seed):
     assert torch.equal(total, sums.column_sum(W))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("columns", [1030, 1032])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
-def test_differences_that_are_not_finite(value):
-    W = drawn((8, 1030), seed=14)
+def test_differences_that_are_not_finite(value, columns, device):
+    W = drawn((8, columns), seed=14)
     W[3, 5], W[2, 5] = value, -value
-    differences, total = sums.pair_difference(W)
+    differences, total = (found.cpu() for found in sums.pair_difference(W.to(device)))
     wanted = W[0::2] - W[1::2]
     torch.testing.assert_close(differences, wanted, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(total, sums.column_sum(W), rtol=0, atol=0, equal_nan=True)
+    finite = W.isfinite().all(0)
+    assert_sums(total[finite], W[:, finite])
+    assert total[~finite].isnan().all(), "inf less inf"
 
 
 @pytest.mark.parametrize("kind", ["float64", "transposed", "no compiler"])
@@ -274,7 +350,7 @@ def test_torch_does_what_the_kernels_do_not(kind, monkeypatch):
     W = drawn((50, 70), seed=15)
     if kind == "no compiler":
         monkeypatch.setattr(sums, "_column_sum", lambda device: None)
-        monkeypatch.setattr(sums, "_pair_difference", lambda: None)
+        monkeypatch.setattr(sums, "_pair_difference", lambda device: None)
     W = W.double() if kind == "float64" else W.T.contiguous().T if kind == "transposed" else W
     differences, total = sums.pair_difference(W)
     assert torch.equal(differences, W[0::2] - W[1::2]) and differences.dtype == W.dtype
@@ -286,9 +362,9 @@ def test_torch_does_what_the_kernels_do_not(kind, monkeypatch):
 
 def test_pairs_that_the_kernel_runs(monkeypatch):
     """The tests above hold for the kernel, which is what pair_difference takes."""
-    seen, kernel = [], sums._pair_difference()
+    seen, kernel = [], sums._pair_difference("cpu")
     monkeypatch.setattr(
-        sums, "_pair_difference", lambda: lambda *a: (seen.append(a), kernel(*a))[1]
+        sums, "_pair_difference", lambda device: lambda *a: (seen.append(a), kernel(*a))[1]
     )
     sums.pair_difference(drawn((4, 6)))
     assert len(seen) == 1
@@ -297,17 +373,18 @@ def test_pairs_that_the_kernel_runs(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((F(3), F(1, 3), D(3)), r"W: wants a \(2 M, K\) matrix"),
-        ((F(3, 4), F(1, 4), D(4)), r"W: got 3 rows; wants pairs of them"),
-        ((D(2, 4), F(1, 4), D(4)), r"W: got float64 \(2, 4\); wants a contiguous float32"),
-        ((F(4, 2).T, F(1, 4), D(4)), r"W: got float32 \(2, 4\), not contiguous"),
-        ((F(4, 4), F(1, 4), D(4)), r"D: got float32 \(1, 4\); wants a contiguous float32 \(2, 4\)"),
-        ((F(2, 4), F(1, 4), D(3)), r"s: got float64 \(3\); wants a contiguous float64 \(4\)"),
+        ((F(3), F(1, 3), D(0, 3), D(3)), r"W: wants a \(2 M, K\) matrix"),
+        ((F(3, 4), F(1, 4), D(0, 4), D(4)), r"W: got 3 rows; wants pairs of them"),
+        ((D(2, 4), F(1, 4), D(0, 4), D(4)), r"W: got float64 \(2, 4\); wants a contiguous float32"),
+        ((F(4, 2).T, F(1, 4), D(0, 4), D(4)), r"W: got float32 \(2, 4\), not contiguous"),
+        ((F(4, 4), F(1, 4), D(0, 4), D(4)), r"D: got float32 \(1, 4\); wants .* float32 \(2, 4\)"),
+        ((F(2, 4), F(1, 4), D(0, 3), D(4)), r"partial: got float64 \(0, 3\); wants .* \(\*, 4\)"),
+        ((F(2, 4), F(1, 4), D(0, 4), D(3)), r"s: got float64 \(3\); wants .* float64 \(4\)"),
     ],
 )
 def test_pairs_that_the_binding_refuses(arguments, words):
     with pytest.raises(RuntimeError, match=words):
-        sums._pair_difference()(*arguments)
+        sums._pair_difference("cpu")(*arguments)
 
 
 @pytest.mark.parametrize("rows", [2, 2048])

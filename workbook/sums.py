@@ -23,7 +23,7 @@ __all__ = [
 # The sources of each, under kernels/: they count in the digest of who folds with it.
 COLUMN_SUM = ("column_sum/column_sum.cpp", "column_sum/column_sum.cu")
 GROUP_MEAN = ("group_mean/group_mean.cpp", "group_mean/group_mean.cu")
-PAIR_DIFFERENCE = ("pair_difference/pair_difference.cpp",)
+PAIR_DIFFERENCE = ("pair_difference/pair_difference.cpp", "pair_difference/pair_difference.cu")
 
 
 @functools.cache
@@ -71,20 +71,25 @@ def _summed(run: Callable, weight: Tensor, squared: int) -> tuple[Tensor, Tensor
 
 
 @functools.cache
-def _pair_difference() -> Callable | None:
-    return ops.built("pair_difference", "cpu", ["pair_difference.cpp"])
+def _pair_difference(device: str) -> Callable | None:
+    return ops.built(
+        "pair_difference",
+        device,
+        ["pair_difference.cu" if device == "cuda" else "pair_difference.cpp"],
+    )
 
 
 def pair_difference(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight (2 M, K) -> D (M, K) in its type, row 2m less row 2m + 1, and its column sum (K,) in
-    float64; on a CPU in one go."""
-    run = _pair_difference() if _is_usable(weight) and not weight.is_cuda else None
+    float64, in one go."""
+    run = _pair_difference(weight.device.type) if _is_usable(weight) else None
     if run is None:
         return weight[0::2] - weight[1::2], column_sum(weight)
     rows, columns = weight.shape
     differences = weight.new_empty(rows // 2, columns)
-    total = weight.new_empty(columns, dtype=torch.float64)
-    run(weight, differences, total)
+    shapes = (columns,), (SLICES if weight.is_cuda else 0, columns)
+    total, partial = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
+    run(weight, differences, partial, total)
     return differences, total
 
 

@@ -4,13 +4,18 @@
 #include <cstdint>
 
 struct PairDifference {
-  const float* W;  // (2 M, K) contiguous
-  float* D;        // (M, K)
-  double* s;       // (K)
-  int64_t M, K;
+  const float* W;   // (2 M, K) contiguous
+  float* D;         // (M, K)
+  double* partial;  // (slices, K): sums over a slice of the pairs each; unused on a CPU
+  double* s;        // (K)
+  int64_t M, K, slices;
 };
 
-// Strips of columns begin <= i < end.
-void launch(const PairDifference& p, int64_t begin, int64_t end);
+#ifdef WB_CUDA
+#include <cuda_runtime.h>
+cudaError_t launch(const PairDifference& p, cudaStream_t stream);
+#else
+void launch(const PairDifference& p, int64_t begin, int64_t end);  // strips of columns begin <= i < end
+#endif
 
-constexpr int64_t kStrip = 1024;  // columns of one task: 4 KB of each row, 8 KB of sums
+constexpr int64_t kStrip = 1024;  // columns of one task on a CPU: 4 KB of each row, 8 KB of sums

@@ -1,6 +1,7 @@
 // Splitting the rows of a matrix in halves.
-// Who owns what: a block owns a row. Its threads hold up to 16 numbers each: they walk the row for its
-//   exponent, and again to split it, from registers, or from L1 and L2 where it is longer.
+// Who owns what: a block owns a row. Its threads hold up to 16 floats each, or 32 of a long row without
+//   a centre: they walk the row for its exponent, and again to split it, from registers, or from L1, L2
+//   and memory where it is longer.
 // Moves: v once, and as many bytes of halves as float32 has; half of these without lo.
 #include "exponent.cuh"
 #include "reduce.cuh"
@@ -51,12 +52,18 @@ __global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kerne
   const int K = static_cast<int>(p.K), rows = static_cast<int>(p.rows), start = threadIdx.x * Width;
   const int end = (K + 2 * kPanel - 1) / (2 * kPanel) * (2 * kPanel);
   const int sign = p.divide ? -1 : 1;
-  const bool held = K <= kAtOnce;
+  constexpr bool kWhole = Floats > 16;  // launched for K <= kAtOnce, no centre: registers
+  const bool held = kWhole || K <= kAtOnce;
   T values[kHeld][Width];
   const auto load = [&](int first) {
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
-      if (first + u * kStep < K) take_centred<Width>(values[u], row, p, first + u * kStep);
+      if (const int k = first + u * kStep; k < K) {
+        if constexpr (kWhole)
+          take<Width>(values[u], row + k);
+        else
+          take_centred<Width>(values[u], row, p, k);
+      }
   };
   int top = kNoExponent, finite = 1;
   for (int first = start; first < K; first += kAtOnce) {
@@ -113,6 +120,9 @@ static cudaError_t launch_rows(const SplitRows& p, cudaStream_t stream) {
   const bool wide = by_four(p.v, p.v_stride, p.K, sizeof(T)) && by_four(p.c, 4, 4, 1) &&
                     by_four(p.centre, 4, 4, 4);
   if (!wide) return launch_team<256, 16, 1, T>(p, stream);
+  if constexpr (sizeof(T) == 4)
+    if (p.K > 1024 * 16 && p.K <= 1024 * 32 && p.centre == nullptr)
+      return launch_team<1024, 32, 4, T>(p, stream);
   if (p.K > 8192) return launch_team<1024, 16, 4, T>(p, stream);
   return p.K > 2048 ? launch_team<512, 16, 4, T>(p, stream) : launch_team<128, 16, 4, T>(p, stream);
 }

@@ -9,7 +9,7 @@ void one(int64_t M, int64_t K) {
   const Buffer<float> W(2 * M * K);
   const auto D = driver::output<float>(M * K);
   const auto s = driver::output<double>(K);
-  const PairDifference p{W, D, s, M, K};
+  const PairDifference p{W, D, nullptr, s, M, K, 0};
   driver::in_parts((K + kStrip - 1) / kStrip,
                    [&](int64_t begin, int64_t end) { launch(p, begin, end); });
   D.expect_written("D");

@@ -29,6 +29,7 @@ from workbook.spec import Problem, Size
 __all__ = ["Model", "ModelNew", "fold", "plain", "problem"]
 
 SLUG = "matmul_maxpool_sum_scale"
+FOLDS = (*sums.PAIR_DIFFERENCE, *sums.COLUMN_SUM)  # on a GPU: of a pool of 2, and of 1
 
 
 class Model(nn.Module):
@@ -184,10 +185,8 @@ OP = ops.FusedOp(
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.PAIR_DIFFERENCE),
-        "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",), sums.COLUMN_SUM),
-        "hopper": ops.Kernel(
-            "split", ("05_half_gemm_guard.cu",), (*split.SHARED, *sums.COLUMN_SUM)
-        ),
+        "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",), FOLDS),
+        "hopper": ops.Kernel("split", ("05_half_gemm_guard.cu",), (*split.SHARED, *FOLDS)),
     },
     dtype=torch.float64,  # of all but the differences
     fold_options=1,
