@@ -12,7 +12,7 @@ import torch
 from kit import needs_nvcc
 from torch import Tensor
 
-from workbook import build, cli, export, ops, paths, precision, split, toolchain, variants
+from workbook import build, cli, export, ops, paths, precision, split, toolchain, variants, ways
 from workbook.chains import SLUGS, gemm_batchnorm_scale_softmax_run, problem
 from workbook.chains import matmul_avgpool_gelu_scale_max as avgpool
 from workbook.chains import matmul_maxpool_sum_scale as maxpool
@@ -108,25 +108,32 @@ def hopper(monkeypatch) -> None:
     monkeypatch.setattr(split, "_processors", lambda index: 132)
 
 
-LEAST = split.LEAST // (1 << 20)  # rows for 1024 features and outputs
-
-
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("x", "outputs", "serves"),
     [
         (of_gpu(1024, 8192), 8192, True),
-        (of_gpu(LEAST, 1024), 1024, True),
-        (of_gpu(LEAST, 1024), 1023, False),
-        (of_gpu(1 << 20, split.LEAST_COLUMNS), 1024, True),
-        (of_gpu(1 << 20, split.LEAST_COLUMNS - 1), 1024, False),
+        (of_gpu(128, 32768), 16384, True),
+        (of_gpu(1024, 8192), 512, True),
+        (of_gpu(64, 512), 512, False),
+        (of_gpu(ways.LEAST[0] - 1, 8192), 8192, False),
+        (of_gpu(1024, ways.LEAST[1] - 1), 8192, False),
+        (of_gpu(1024, 8192), ways.LEAST[2] - 1, False),
         (of_gpu(1024, 8192, torch.float64), 8192, False),
         (of_gpu(1024, 8192, torch.bfloat16), 8192, False),
         (of_gpu(0, 8192), 8192, False),
     ],
 )
-def test_the_product_of_halves_serves_what_is_large(x, outputs, serves):
+def test_the_product_of_halves_serves_where_it_is_faster(x, outputs, serves):
     assert split.suits(x, outputs) == serves
+
+
+@pytest.mark.usefixtures("hopper")
+def test_where_it_is_faster_hangs_on_the_route():
+    many_rows = of_gpu(16384, 8192)
+    assert split.suits(many_rows, 512) and not split.suits(many_rows, 512, "tf32")
+    with precision.using_route("tf32"):
+        assert not split.suits(many_rows, 512) and split.suits(many_rows, 512, "float32")
 
 
 def test_it_serves_where_a_gpu_and_the_user_let_it(monkeypatch):

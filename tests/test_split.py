@@ -193,22 +193,6 @@ def test_control_without_equalised_columns_a_family_is_lost():
         assert relative(z, x, W) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("shape", "outputs", "raw", "tiles", "parts"),
-    [
-        ((1024, 8192), 8192, False, 256, 1),
-        ((1024, 8192), 512, False, 16, 8),
-        ((1024, 8192), 512, True, 32, 4),
-        ((128, 32768), 16384, False, 64, 2),
-        ((129, 8192), 257, False, 4, 32),  # 33 parts would fit; k has panels for 32
-        ((1, 100), 1, False, 1, 1),
-        ((1, 8192), 0, False, 1, 32),
-    ],
-)
-def test_where_tiles_are_few_k_is_cut(shape, outputs, raw, tiles, parts):
-    assert split.cut(*shape, outputs, 132, raw) == (tiles, parts)
-
-
 @on_hopper
 @pytest.mark.parametrize("raw", [False, True])
 def test_repeats_are_bit_identical(raw):

@@ -54,7 +54,7 @@ def method_of(
         return ""
     x = torch.empty(shape["B"], shape["K"], device=device)
     left = p.outputs(*(size for name, size in shape.items() if name not in "BK"))
-    by_halves = v.implementation == "hopper" or split.suits(x, left)
+    by_halves = v.implementation == "hopper" or split.suits(x, left, v.route)
     return split.METHODS[v.route] if by_halves else ""
 
 

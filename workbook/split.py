@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbook import limits, ops, precision
+from workbook import limits, ops, precision, ways
 from workbook.fold import FoldCache
+from workbook.ways import PANEL
 
 __all__ = [
     "METHODS",
     "SHARED",
     "Halves",
-    "cut",
     "floor_ms",
     "halved",
     "is_here",
@@ -42,13 +42,7 @@ SHARED = (
 METHODS = {"float32": "fp16x3", "tf32": "fp16x1"}  # of a route: how it multiplies
 PRODUCTS = {"float32": 3, "tf32": 1}
 HOPPER = (9, 0)  # the compute capability whose instructions the product is written in
-PANEL, GROUP = 64, 8  # columns and rows that the halves' layout rounds up to
-TILE_ROWS, TILE_COLUMNS = 128, 256  # of a block of the product; half as wide for a raw x
-# On an H200 splitting x in the product is faster at 512 outputs, as fast at 2048, slower at 8192.
-FEW_OUTPUTS = 2048
-LEAST = 1 << 28  # multiplications; at a quarter of that both ways take the same time there
-LEAST_COLUMNS = 512  # of k, and
-PANELS_OF_A_PART = 4  # at least: chosen, not measured
+GROUP = 8  # rows that the halves' layout rounds up to; columns: to a pair of panels
 
 
 class Halves(NamedTuple):
@@ -95,14 +89,14 @@ def is_here(device: str | torch.device = "cuda") -> bool:
     return _processors(torch.cuda.current_device() if where.index is None else where.index) > 0
 
 
-def suits(x: Tensor, outputs: int) -> bool:
-    """True where `product` is the faster one for x (B, K) and that many outputs: on a Hopper GPU,
-    for a product that is large."""
-    rows, columns = x.shape
-    large = rows * columns * outputs >= LEAST and columns >= LEAST_COLUMNS
-    if not large or not x.is_cuda or x.dtype is not torch.float32:
+def suits(x: Tensor, outputs: int, route: str = "") -> bool:
+    """True where `product` is the faster one for x (B, K) and that many outputs, on a Hopper GPU;
+    route: that of the user if not given."""
+    if not x.is_cuda or x.dtype is not torch.float32:
         return False
-    return _processors(x.get_device()) > 0
+    processors = _processors(x.get_device())
+    route = route or precision.chosen_route()
+    return processors > 0 and ways.best(route, *x.shape, outputs, processors) != "torch"
 
 
 def _split(
@@ -136,16 +130,6 @@ def kept(weight: Tensor) -> Halves:
     return Halves(*_kept.get("halves", (weight,), lambda: halved(weight)))
 
 
-def cut(
-    rows: int, columns: int, outputs: int, processors: int, raw: bool = False
-) -> tuple[int, int]:
-    """(tiles of z, parts of the sum over k): as many as keep processors from being idle."""
-    wide = TILE_COLUMNS // 2 if raw else TILE_COLUMNS
-    tiles = max(1, -(-rows // TILE_ROWS) * -(-outputs // wide))
-    most = max(1, -(-columns // PANEL) // PANELS_OF_A_PART)
-    return tiles, min(most, max(1, processors // tiles))
-
-
 def product(
     x: Tensor,
     weight: Halves,
@@ -172,14 +156,15 @@ def product(
     x = ops.adjacent(x)
     usable = centre is None and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0
     usable = usable and promote == PANEL
-    outputs = weight.exponents.size(0)
-    raw = usable and (raw if raw is not None else outputs <= FEW_OUTPUTS)
     if promote < PANEL or promote % PANEL:
         raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
     products = products or PRODUCTS[precision.chosen_route()]
     if products not in PRODUCTS.values() or (products == 1 and promote > PANEL):
         raise ValueError(f"products: got {products}; wants 3, or 1 with promote={PANEL}")
-    _, parts = (0, 1) if promote > PANEL else cut(*x.shape, outputs, processors, raw)
+    outputs, route = weight.exponents.size(0), "float32" if products == 3 else "tf32"
+    shape = *x.shape, outputs, processors
+    raw = usable and (raw if raw is not None else ways.of_halves(route, *shape) == "raw")
+    parts = 1 if promote > PANEL else ways.cut(*shape, "raw" if raw else "split")[1]
     z = x.new_empty((parts, x.size(0), outputs))
     if not z.numel():
         return z
