@@ -206,7 +206,7 @@ def _worth(run: Records) -> tuple:
 
 
 STANDS_FOR_PAPER = "cpu paper"  # the size of a problem whose weights a laptop can not hold
-SUMMARY = ("eager", "compile", "eager/tf32", "compile/tf32", "algebra", "fused")
+SUMMARY = ("eager", "compile", "eager/tf32", "compile/tf32", "algebra", "fused", "fused/tf32")
 
 
 def summary(kept: Records | None = None) -> Text:
