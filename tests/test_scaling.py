@@ -602,9 +602,9 @@ def test_the_table_has_a_row_a_card_and_route(kept):
              for r in line(eager=(4, 1), fused=(1, 2))]  # fmt: skip
     text = str(wb.crossovers())
     rows = [row for row in text.splitlines() if row.startswith("| `")]
-    assert len(rows) == 1 and f"| {H200} | float32 |" in rows[0]
+    assert len(rows) == 1 and f"| {H200} | float32, torch.compile too |" in rows[0]
     assert f"| `{PROBLEM.slug}` |" in rows[0], "one mode: none is named"
-    assert "the best of eager, torch.compile and the algebra" in text
+    assert "the best of eager, the algebra in plain torch and, where the row says so" in text
     text = str(wb.crossovers(Records([*ours, *tf32, *other])))
     assert text.count("| `") == 3
     first, second, third = [row for row in text.splitlines() if row.startswith("| `")]
@@ -613,6 +613,20 @@ def test_the_table_has_a_row_a_card_and_route(kept):
     )
     assert second.startswith(f"| `{PROBLEM.slug}` | {H200} | TF32 | – | everywhere; 0.25× at 100")
     assert "| another (stale) | float32 | – | from 46; 0.50× at 100 to 4.0× at 10 | – |" in third
+
+
+def test_an_axis_that_was_swept_by_one_route_alone_is_left_out_of_the_other(kept):
+    """A sweep of K by both routes, of B in float32 and of N in TF32: no row raises."""
+    both = line("K", eager=(4, 4), fused=(1, 2))
+    fine = line("B", eager=(4, 4), fused=(1, 2))
+    coarse = [dataclasses.replace(r, route="tf32") for axis in "KN"
+              for r in line(axis, eager=(2, 2), fused=(1, 1))]  # fmt: skip
+    text = str(wb.crossovers(Records(today(Records([*both, *fine, *coarse])))))
+    first, second = [row for row in text.splitlines() if row.startswith("| `")]
+    assert "| float32 | nowhere" in first and first.endswith("| – |")
+    assert "| TF32 | – | nowhere" in second and not second.endswith("| – |")
+    for route in ("float32", "tf32"):
+        assert plot.scaling(Records(today(Records([*both, *fine, *coarse]))), route).alt
 
 
 def test_a_fuller_sweep_of_today_is_shown(kept):

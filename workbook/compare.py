@@ -46,13 +46,14 @@ def chosen_variants(
 
 
 def method_of(
-    p: Problem, v: Variant, shape: Mapping[str, int], device: str, reach: limits.Ceilings
-) -> str:
+    p: Problem, v: Variant, shape: Mapping[str, int], device: str | torch.device,
+    reach: limits.Ceilings,
+) -> str:  # fmt: skip
     """fp16x3 or, in TF32, fp16x1 where a variant multiplies by halves at that shape, else ""."""
     ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
-    x = torch.empty(shape["B"], shape["K"], device=device)
+    x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
     left = p.outputs(*(size for name, size in shape.items() if name not in "BK"))
     by_halves = v.implementation == "hopper" or split.suits(x, left, v.route)
     return split.METHODS[v.route] if by_halves else ""
@@ -250,6 +251,7 @@ def _made(
     torch.compile comes last: once it has run, every Python frame of the process costs more.
     """
     runs, failed = {}, []
+    torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
     for v in sorted(chosen, key=lambda v: v.name == "compile"):
         given, factor, less = task.for_variant(v)
         try:
@@ -296,8 +298,8 @@ def _measured(
     found = run.truth.errors(y, run.x.size(0))
     own = run.truth.eager(v.route)
     bounds = errors.limits_of(own, v.route)
-    work = p.work[v.reads](**shape)
-    method = method_of(p, v, shape, run.x.device.type, reach)
+    method = method_of(p, v, shape, run.x.device, reach)
+    work = p.least(v.reads, shape, method)
     best = limits.floor_ms(p.least("after", shape, method), reach, method or v.route)
     excess = errors.excess(found, own, bounds)
     scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
@@ -324,17 +326,19 @@ def _host(v: Variant, function: Callable[[Tensor], Tensor], row: Tensor) -> dict
 def _with_folds(
     p: Problem, model: nn.Module, where: torch.device, flusher: timing.Flush, found: Records
 ) -> Records:
-    """The records, with what folding costs written into those that fold."""
-    by_halves = p.fold_halves and any(r.method in split.METHODS.values() for r in found)
-    make = p.fold_halves if by_halves else p.fold
-    with torch.no_grad():
-        fold = timing.Call(lambda: make(model))
-        times = timing.interleaved(
-            {"fold": fold}, where, rounds=FOLDS, budget_s=5.0, flush=flusher
-        )["fold"]
-        size = sum(t.numel() * t.element_size() for t in fold.run())
-    folds = {v.key for v in p.variants if v.folds and v.reads == "after"}
+    """The records, with what folding costs written into those that fold, into halves or not."""
+    keys = {v.key for v in p.variants if v.folds and v.reads == "after"}
+    folding = {id(r): bool(p.fold_halves and r.method) for r in found if key_of(r) in keys}
+    made = {by_halves: p.fold_halves if by_halves else p.fold for by_halves in folding.values()}
+    cost = {}
+    for by_halves, make in (made or {False: p.fold}).items():
+        with torch.no_grad():
+            fold = timing.Call(lambda make=make: make(model))
+            times = timing.interleaved(
+                {"fold": fold}, where, rounds=FOLDS, budget_s=5.0, flush=flusher
+            )["fold"]
+            size = sum(t.numel() * t.element_size() for t in fold.run())
+        cost[by_halves] = {"fold_ms": tuple(times), "fold_bytes": size}
     return Records(
-        dataclasses.replace(r, fold_ms=tuple(times), fold_bytes=size) if key_of(r) in folds else r
-        for r in found
+        dataclasses.replace(r, **cost[folding[id(r)]]) if id(r) in folding else r for r in found
     )

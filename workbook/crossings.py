@@ -88,6 +88,7 @@ def of_sweeps(given: Any, who: str) -> Records:
 
 def points_of(found: Records, axis: str, route: str = "float32") -> list[Point]:
     """The points over an axis, baselines by that route, in rising order; of each size the newest.
+    None of a size that has no baseline by it.
 
     Ours is that of the route too, where it was timed, else the float32 drop-in. ValueError where
     the other sizes differ.
@@ -106,6 +107,8 @@ def points_of(found: Records, axis: str, route: str = "float32") -> list[Point]:
         keyed = {name: timings.get(name + suffix) for name in (*REFERENCES, "fused")}
         keyed["fused"] = keyed["fused"] or timings.get("fused")
         kept = {name: timed for name, timed in keyed.items() if timed}
+        if not any(name in kept for name in REFERENCES):
+            continue  # timed by the other route alone
         points.append(Point(value, kept, legend.floor_of(kept.values())))
     return points
 

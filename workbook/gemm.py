@@ -19,6 +19,7 @@ LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has 
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
 NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
 CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
+TOGETHER = 1024  # rows of x: of more, what a chain leaves is out of the cache when the next adds
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
 
 
@@ -70,6 +71,8 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
     a lane. For more, k is cut. The weight then stands on the left, so that a part of its columns
     is read where it is, and what oneDNN rearranges are parts of x.
     """
+    if x.size(0) > TOGETHER and not x.is_cuda:
+        return _by_rows(x)
     narrow = _narrow_for(x)
     columns = x.size(1)
     count = max(1, round(columns / max(SHORT, min(LONG, columns // CHAINS))))
@@ -93,6 +96,20 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
                 z = linear.binary(weight[:, cut], z, piece, None, "add")
             z = z.T.contiguous()  # copied at once it takes five times as long
         return z if out is None else out.copy_(z)
+
+    return product_of
+
+
+def _by_rows(x: Tensor) -> Callable[..., Tensor]:
+    """`short_chains` of TOGETHER rows at a time."""
+    each = [(first, short_chains(x[first : first + TOGETHER]))
+            for first in range(0, x.size(0), TOGETHER)]  # fmt: skip
+
+    def product_of(weight: Tensor, out: Tensor | None = None) -> Tensor:
+        z = x.new_empty(x.size(0), weight.size(0)) if out is None else out
+        for first, product in each:
+            product(weight, z[first : first + TOGETHER])
+        return z
 
     return product_of
 

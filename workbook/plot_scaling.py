@@ -45,7 +45,9 @@ def scaling(records: Any, route: str = "float32") -> Picture:
     """
     found = legend.alike(crossings.of_sweeps(records, "scaling"), "scaling", crossings.ABOUT)
     panels = {axis: crossings.points_of(found, axis, route) for axis in AXES}
-    panels = {axis: points for axis, points in panels.items() if points}
+    panels = {axis: points for axis, points in panels.items() if _is_compared(points)}
+    if not panels:
+        crossings.crossing_of((), found[0].how["axis"])  # says what is missing
     crossed = {axis: crossings.crossing_of(points, axis) for axis, points in panels.items()}
     title, shown = _title(crossed), _records(panels)
     heights = around([ms for points in panels.values() for p in points for ms in _times(p)], 1.4)
@@ -67,6 +69,10 @@ def scaling(records: Any, route: str = "float32") -> Picture:
     first = found[0]
     where = f"{first.problem} on {first.card or 'unknown card'}, {first.mode} mode"
     return Picture(page.figure, f"{title}. {where}. {' '.join(said)}")
+
+
+def _is_compared(points: Sequence[Point]) -> bool:
+    return any("fused" in p.timings and not math.isnan(p.ratio) for p in points)
 
 
 def _panel(

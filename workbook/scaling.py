@@ -192,7 +192,6 @@ def _chosen(
 
 
 def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
     return torch.compile(model, fullgraph=True)
 
 

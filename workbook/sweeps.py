@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from workbook import chains, crossings, style
 from workbook.crossings import AXES, Crossing
 from workbook.journal import Record, Records
@@ -33,7 +35,8 @@ def swept(
 
 
 def crossovers(kept: Records | None = None) -> Text:
-    """Where ours is not faster than the best of eager, torch.compile and the algebra, by axis.
+    """Where ours is not faster than the best of eager, the algebra and, where it was timed,
+    torch.compile, by axis.
 
     A row a problem, mode, card and route of the baselines. kept: records of sweeps, such as
     `wb.sweep` returns; those in data/ and .runs/ if not given.
@@ -49,9 +52,9 @@ def crossovers(kept: Records | None = None) -> Text:
     if not rows:
         return Text("no sweeps are recorded")
     said = (
-        "Sizes at which ours is not faster than the best of eager, torch.compile and the algebra, "
-        "the others as at paper size (GPU) or laptop size (CPU); then the least and the most that "
-        "this best takes, over ours."
+        "Sizes at which ours is not faster than the best of eager, the algebra in plain torch and, "
+        "where the row says so, torch.compile; the others as at paper size (GPU) or laptop size "
+        "(CPU). Then the least and the most that this best takes, over ours."
     )
     head = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     return Text("\n".join([*head, *rows]) + f"\n\n{said}")
@@ -103,12 +106,15 @@ def _row(p: Problem, shown: Records, route: str) -> str:
     name = f"`{p.slug}`" + (f", {first.mode}" if len(p.modes) > 1 else "")
     card = first.card + ("" if _is_fresh(shown) else " (stale)")
     cells = [_cell(shown, axis, route) for axis in AXES]
-    return "| " + " | ".join([name, card, BASELINES[route], *cells]) + " |"
+    compiled = any(r.variant == "compile" and r.route == route and r.samples_ms for r in shown)
+    baselines = BASELINES[route] + (", torch.compile too" if compiled else "")
+    return "| " + " | ".join([name, card, baselines, *cells]) + " |"
 
 
 def _cell(shown: Records, axis: str, route: str) -> str:
     points = crossings.points_of(shown, axis, route)
-    return _words(crossings.crossing_of(points, axis)) if points else "–"
+    compared = any("fused" in p.timings and not math.isnan(p.ratio) for p in points)
+    return _words(crossings.crossing_of(points, axis)) if compared else "–"
 
 
 def _words(crossing: Crossing) -> str:

@@ -86,7 +86,8 @@ def bench_training(
 
 
 def _chosen(p: Problem, names: Sequence[str] | None, device: str) -> list[Variant]:
-    there = {v.key: v for v in p.variants if v.key in LEARN and device in v.devices}
+    kind = torch.device(device).type
+    there = {v.key: v for v in p.variants if v.key in LEARN and kind in v.devices}
     if names is None:
         return [v for key, v in there.items() if not key.startswith("compile")]
     if not names:
@@ -166,7 +167,6 @@ class _Step:
         self.task, self.variant = task, variant
         self.model = copy.deepcopy(task.model)  # weights of its own
         if variant.name == "compile":
-            torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
             self.function = torch.compile(self.model, fullgraph=True)
         else:
             self.function = variant.make(self.model)
@@ -175,8 +175,8 @@ class _Step:
         self.first_ms = self.error = 0.0
 
     def __call__(self) -> None:
-        laps = timing.Laps(self.task.x.device)
         self.optimizer.zero_grad(set_to_none=True)
+        laps = timing.Laps(self.task.x.device)
         y = self.function(self.task.x)
         laps.mark()
         torch.dot(y.reshape(-1), self.task.weigh).backward()
@@ -201,6 +201,7 @@ def _made(
     """Each variant's step, warm; those that raise, with their words. torch.compile comes last, as
     it makes each Python frame of the process dearer."""
     steps, failed = {}, []
+    torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
     for v in sorted(chosen, key=lambda v: v.name == "compile"):
         try:
             task.own(v.route)

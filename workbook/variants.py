@@ -29,7 +29,6 @@ def _eager(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
     on_gpu = next(model.parameters()).is_cuda
-    torch._dynamo.reset()  # after 8 shapes torch.compile silently runs eager
     return torch.compile(model, fullgraph=True, mode="max-autotune" if on_gpu else None)
 
 
