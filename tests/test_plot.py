@@ -573,6 +573,41 @@ def test_overview_draws_speed_ups():
     assert picture.alt.count("not measured") == 3
 
 
+def test_the_overview_s_title_holds_ours_in_tf32_against_tf32():
+    """0.394 / 0.771 is drawn, but says nothing of a user who has switched TF32 on."""
+    norm = all_problems().query(problem=PROBLEMS[2].slug)
+    title = plot.overview(norm).alt.partition(". ")[0]
+    assert title.startswith("Ours is ") and "0.5" not in title
+    assert "1.03× to 1.19× as fast as TF32 PyTorch" in title
+    plain = [r for r in norm if (r.variant, r.route) != ("fused", "tf32")]
+    assert "0.51× to 0.58× as fast as TF32" in plot.overview(plain).alt, "control: no such row"
+
+
+def test_routes_are_drawn_where_they_stand_and_told():
+    """Error and time of each way; eager's errors as lines; what has no error is left out."""
+    norm = all_problems().query(problem=PROBLEMS[2].slug)
+    errors = {"eager": 1e-7, "compile": 2e-7, "fused": 5e-8, "eager/tf32": 1e-4, "fused/tf32": 4e-5}
+    key = {("fused", "float32"): "fp16x3", ("fused", "tf32"): "fp16x1"}
+    told = Records(
+        replace(r, rel_error=errors.get(r.variant + ("/tf32" if r.route == "tf32" else "")),
+                method=key.get((r.variant, r.route), ""))
+        for r in norm
+    )  # fmt: skip
+    picture = plot.routes(told)
+    lines = {line.get_gid(): line for line in picture.figure.axes[0].lines if line.get_gid()}
+    points = {gid: (line.get_xdata()[0], line.get_ydata()[0]) for gid, line in lines.items()
+              if gid.startswith("point/")}  # fmt: skip
+    assert set(points) == {f"point/{name}" for name in errors}, "compile in TF32 has no error"
+    assert points["point/fused/tf32"] == (pytest.approx(0.38, rel=0.05), 4e-5)
+    levels = {route: lines[f"eager/{route}"].get_ydata()[0] for route in ("float32", "tf32")}
+    assert levels == {"float32": 1e-7, "tf32": 1e-4}
+    assert "in float32 3.60× as fast as eager, with 0.50× its error" in picture.alt
+    shown = texts(picture)
+    assert any("one product" in t for t in shown) and any("three products" in t for t in shown)
+    with pytest.raises(ValueError, match="routes: records: got 0 timings with an error"):
+        plot.routes(norm)
+
+
 def test_overview_takes_the_largest_size_and_any_problem():
     small = replace(timed("fused", 9.0), size="laptop", shape=LAPTOP)
     picture = plot.overview([*h100(), small, timed("eager", 1.0, size="laptop", shape=LAPTOP)])

@@ -105,11 +105,13 @@ def _overview_rows(
         wanted.append(("TF32, ours too", "/tf32", "fused/tf32"))
     for label, route, name in wanted[: 1 if group[0].device == "cpu" else None]:
         ours, cells, words = timings.get(name), [], []
+        mixed = route != "" and name == "fused" and len(wanted) > 2  # ours has a row of that route
         for baseline in BASELINES:
             slow = timings.get(baseline + route)
             cells.append(times(slow, ours))
             if slow and slow.ms and ours and ours.ms:
-                marks.append((len(rows), route, baseline, legend.ratio(slow, ours)[0]))
+                its = "mixed" if mixed else route
+                marks.append((len(rows), its, baseline, legend.ratio(slow, ours)[0]))
                 words.append(f"{cells[-1]} over {baseline}")
         bad = ours is None or ours.bad
         note = (ours.note if ours else "ours was not measured") if bad else ""
