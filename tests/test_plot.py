@@ -604,6 +604,9 @@ def test_routes_are_drawn_where_they_stand_and_told():
     assert "in float32 3.60× as fast as eager, with 0.50× its error" in picture.alt
     shown = texts(picture)
     assert any("one product" in t for t in shown) and any("three products" in t for t in shown)
+    assert "eager's error in TF32" in shown and "eager's error in float32" in shown
+    alike = Records(replace(r, rel_error=1e-7) for r in told)
+    assert "eager's error in float32 and TF32" in texts(plot.routes(alike)), "on one line"
     with pytest.raises(ValueError, match="routes: records: got 0 timings with an error"):
         plot.routes(norm)
 

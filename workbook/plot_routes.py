@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ NAMES = ("eager", "compile", "fused")
 METHODS = {"fp16x3": "three products", "fp16x1": "one product"}
 MARKERS = {"tf32": "s"}  # float32 is a disc
 FINE = {"tf32": "TF32"}
+NEAR = 0.3  # of logarithms: lines whose names would stand on each other
 
 
 def routes(records: Any) -> Picture:
@@ -51,9 +53,8 @@ def routes(records: Any) -> Picture:
         chart.axes.plot(*at, marker, ms=8, color=timed.colour, zorder=3, gid=f"point/{timed.key}")
         if timed.bad:
             chart.axes.plot(*at, "x", ms=11, mew=2, color=style.BAD, zorder=4)
-    for timed in shown:
-        if timed.record.variant == "eager":
-            _level(chart, timed)
+    for timed, words in _levels([t for t in shown if t.record.variant == "eager"]):
+        _level(chart, timed, words)
     said = [f"{legend.said(t)}, error {error_text(t.record.rel_error)}" for t in shown]
     return Picture(chart.figure, legend.alt(title, [shown[0].record], said, None))
 
@@ -68,14 +69,23 @@ def _name(timed: Timed) -> str:
     return timed.label if not method else f"{timed.label}, {method}"
 
 
-def _level(chart: Chart, eager: Timed) -> None:
+def _levels(eager: Sequence[Timed]) -> list[tuple[Timed, str]]:
+    """Eager on each route, and what its line is called; "" where it lies on the one before."""
+    names = [FINE.get(t.record.route, t.record.route) for t in eager]
+    errors = [math.log(t.record.rel_error) for t in eager]
+    if len(eager) == 2 and abs(errors[0] - errors[1]) < NEAR:
+        return [(eager[0], f"eager's error in {' and '.join(names)}"), (eager[1], "")]
+    return [(t, f"eager's error in {name}") for t, name in zip(eager, names, strict=True)]
+
+
+def _level(chart: Chart, eager: Timed, words: str) -> None:
     """Eager's own error, along the whole axis."""
     error, left = eager.record.rel_error, chart.axes.get_xlim()[0]
     line = {"color": style.EAGER, "lw": 1.0, "ls": (0, (4, 2)), "zorder": 1}
     chart.axes.axhline(error, gid=f"eager/{eager.record.route}", **line)
-    words = f"eager's error in {FINE.get(eager.record.route, eager.record.route)}"
     how = {"size": SMALL, "color": style.EAGER, "ha": "left", "va": "bottom"}
-    chart.text(left * 1.02, error * 1.05, words, **how)
+    if words:
+        chart.text(left * 1.02, error * 1.05, words, **how)
 
 
 def _title(shown: Sequence[Timed]) -> str:

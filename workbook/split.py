@@ -143,9 +143,10 @@ def product(
 
     products: 3, float32's accuracy, or 1, TF32's; None is that of the route the user has chosen.
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
-    centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before; the
-    faster way if None. promote: of k, a multiple of 64, what tensor cores accumulate of three
-    products; above 64 to see what becomes of it. The sum over k is cut where blocks are missing.
+    centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before,
+    where that can be (no centre, rows at 16 bytes); the faster way if None. promote: of k, a
+    multiple of 64, what tensor cores accumulate of three products; above 64 to see what becomes of
+    it. The sum over k is cut where blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
