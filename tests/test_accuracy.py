@@ -515,8 +515,9 @@ def test_the_digest_counts_shared_kernels(name, file, copied):
     path.write_text(path.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
     after = [kernels_digest(p.slug, variant, device) for device in ("cuda", "cpu")]
     assert (after[0] != before[0]) == WITH_A_PRODUCT[file]
+    on_a_cpu = file == "common/simd.h" and name == "fused"  # its narrow product
     if not file.startswith(p.slug):
-        assert after[1] == before[1], "on a CPU none of them is called"
+        assert (after[1] != before[1]) == on_a_cpu
 
 
 @needs_compiler

@@ -311,7 +311,7 @@ def _run_batch_split(
     return _run_batch(run, x, parameters, options, multiply)
 
 
-CPU_SHARED = (*gemm.NARROW_PRODUCT, *sums.COLUMN_SUM)
+CPU_SHARED = (*gemm.NARROW_PRODUCT, sums.COLUMN_SUM[0])
 BATCH_FILES = ("04_tiles.cu", "train_centre.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
