@@ -209,7 +209,7 @@ def test_the_newest_recorded_run_is_found_and_labelled():
     label = str(wb.label(PROBLEM, wb.recorded(PROBLEM)))
     for words in (CARD, "2026-11-21T10:00:00Z", "commit 5f1a0ff2bcde;", "emptied by read"):
         assert words in label
-    assert label.endswith("**Stale** (sources or the choice of a way changed since): fused.")
+    assert label.endswith("**Stale** (sources or ways changed since): fused.")
 
 
 def test_kernels_as_they_are_go_before_newer_runs_of_stale_ones_on_whichever_card(monkeypatch):

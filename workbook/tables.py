@@ -284,7 +284,7 @@ def label(p: Problem, bench: BenchResult | Records) -> Text:
     """Which card, when, at which commit; and which records are older than their kernels."""
     shown = getattr(bench, "records", bench)
     first, old = shown[0], dict.fromkeys(key_of(r) for r in shown if is_stale(p, r))
-    said = f" **Stale** (sources or the choice of a way changed since): {', '.join(old)}." if old else ""
+    said = f" **Stale** (sources or ways changed since): {', '.join(old)}." if old else ""
     flush = first.how.get("flush", "?")
     return Text(
         f"Recorded on one {first.card}, {first.date}, commit {first.commit[:12] or 'unknown'}; "
