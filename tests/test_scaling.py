@@ -655,7 +655,8 @@ def test_of_several_cards_one_is_shown(kept):
 
 
 def test_a_label_names_a_stale_variant_once():
-    assert str(wb.label(PROBLEM, gpu())).endswith("**Stale** (sources or ways changed since): fused.")
+    label = str(wb.label(PROBLEM, gpu()))
+    assert label.endswith("**Stale** (sources or ways changed since): fused.")
 
 
 # --- what was there stays as it was ---------------------------------------------------------------
