@@ -728,3 +728,6 @@ def test_the_fold_that_is_timed_is_the_one_that_the_product_takes():
         ours = [dataclasses.replace(r, method=method) for r in found]
         folded = compare._with_folds(p, model, x.device, flush, ours)
         assert folded[-1].fold_bytes == size
+    both = [dataclasses.replace(found[-1], method=method, run=method) for method in ("", "fp16x1")]
+    mixed = compare._with_folds(p, model, x.device, flush, both)
+    assert [r.fold_bytes for r in mixed] == [found[-1].fold_bytes, 4000], "each its own"

@@ -153,8 +153,10 @@ def produced(x: Tensor, weight: Tensor) -> list[Tensor]:
     return [out, product(weight)]
 
 
-# Of the kernel, of oneDNN by parts and whole, and of a BLAS, where the product is small.
-TAKEN = [(5, 700, 300), (80, 700, 300), (200, 3000, 90), (900, 100, 90), (100, 20, 30)]
+# Of the kernel, of oneDNN by parts and whole, and of a BLAS, where the product is small; of more
+# rows than go together, the last ones few, and as many.
+TAKEN = [(5, 700, 300), (80, 700, 300), (200, 3000, 90), (900, 100, 90), (100, 20, 30),
+         (gemm.TOGETHER + 3, 700, 90), (2 * gemm.TOGETHER, 700, 30)]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", TAKEN, ids=str)
@@ -171,6 +173,15 @@ def test_any_product_errs_no_more_than_twice_a_blas(shape, layout):
     own = (x @ weight.T - true).norm()
     for z in produced(x, weight):
         assert (z - true).norm() <= 2 * own
+
+
+def test_many_rows_go_some_at_a_time_and_each_where_it_belongs(monkeypatch):
+    seen, whole = [], gemm.short_chains
+    monkeypatch.setattr(gemm, "short_chains", lambda x: seen.append(x.size(0)) or whole(x))
+    x, weight = drawn((2 * gemm.TOGETHER + 5, 300), 1), drawn((7, 300), 2)
+    z = gemm.short_chains(x)(weight)
+    assert seen[1:] == [gemm.TOGETHER, gemm.TOGETHER, 5]
+    torch.testing.assert_close(z.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
 
 def test_control_one_chain_errs_more():

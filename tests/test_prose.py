@@ -182,6 +182,25 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
         assert not tables.is_stale(elsewhere, fresh)
 
 
+@pytest.mark.parametrize(
+    ("batch", "route", "method", "stale"),
+    [
+        (16384, "tf32", "fp16x1", True),  # many rows, few outputs: torch's product today
+        (16384, "float32", "fp16x3", False),
+        (1024, "tf32", "fp16x1", False),
+        (16384, "tf32", "", False),  # it was torch's then, too
+    ],
+)
+def test_a_record_is_stale_where_its_product_goes_another_way_today(batch, route, method, stale):
+    p = wb.problem("matmul_avgpool_gelu_scale_max")
+    record = Record(
+        kind="bench", problem=p.slug, variant="fused", implementation="kernel", device="cuda",
+        route=route, method=method, shape={"B": batch, "K": 8192, "N": 8192, "pool": 16},
+        kernels_digest=kernels_digest(p.slug, p.variant("fused"), "cuda"),
+    )  # fmt: skip
+    assert tables.is_stale(p, record) == stale
+
+
 def test_the_newest_recorded_run_is_found_and_labelled():
     variants = ["eager", "algebra", "fused"]
 

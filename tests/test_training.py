@@ -380,3 +380,9 @@ def test_every_problem_is_in_the_table_of_todays_records():
     said = str(wb.folds())
     for subject in PROBLEMS:
         assert f"`{subject.slug}`" in said
+
+
+def test_a_device_may_have_a_number():
+    for device in ("cuda", "cuda:1"):
+        keys = [v.key for v in training._chosen(SUM, None, device)]
+        assert keys == ["eager", "eager/tf32", "fused"], device
