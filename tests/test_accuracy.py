@@ -490,7 +490,7 @@ WITH_A_PRODUCT = {  # what counts in variants that call shared kernels, on a GPU
     "split_product/binding.cpp": True,
     "split_rows/split_rows.cu": True,
     "split_rows/binding.cpp": True,
-    "column_exponents/column_exponents.cu": True,
+    "split_weights/split_weights.cu": True,
     "common/split_gemm.cuh": True,
     "common/hopper.cuh": True,  # by way of split_gemm.cuh
     "common/exponent.cuh": True,

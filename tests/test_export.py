@@ -297,7 +297,7 @@ def unbuilt(file: Path) -> dict:
 def test_kernels_for_hopper_are_listed_for_a_gpu_alone(slug, written):
     space = unbuilt(written[slug][0])
     cpu, cuda = ({name: kind for name, kind, *_ in space["LIBRARIES"][d]} for d in ("cpu", "cuda"))
-    shared = {"split_product": "hopper", "split_rows": "cuda", "column_exponents": "cuda"}
+    shared = {"split_product": "hopper", "split_rows": "cuda", "split_weights": "cuda"}
     assert set(cpu.values()) == {"cpu"} and not shared.keys() & cpu.keys()
     found = {name: cuda.get(name) for name in shared}
     assert found == (shared if slug in WITH_A_PRODUCT else dict.fromkeys(shared))

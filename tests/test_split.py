@@ -18,7 +18,7 @@ from kit import assert_accurate, drawn
 from torch import Tensor
 
 import workbook as wb
-from workbook import build, errors, halves, paths, precision, split, tools
+from workbook import build, errors, halves, paths, precision, split, tools, ways
 
 U32 = 2.0**-24
 KERNELS = paths.kernels()
@@ -56,23 +56,125 @@ SPLIT = [(1, 1), (9, 31), (8, 64), (130, 2049), (3, 8196), (3, 16384), (2, 16388
 
 
 @on_hopper
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SPLIT)
-def test_split_as_in_plain_torch(shape, dtype):
-    W = drawn(shape, 1, dtype) * torch.exp2(torch.arange(shape[1]) % 37 - 18).to(dtype)
-    W[0, 0] = 0
-    found = split.halved(W.cuda())
-    columns = halves.column_exponents(W)
-    hi, lo, exponents = halves.split(W, -columns)
-    assert torch.equal(found.columns[: shape[1]].cpu().int(), columns)
-    assert not found.columns[shape[1] :].any()
+def test_inputs_split_as_in_plain_torch(shape):
+    x = drawn(shape, 1) * torch.exp2((torch.arange(shape[1]) % 37 - 18).float())
+    x[0, 0] = 0
+    columns = torch.zeros(-(-shape[1] // 64) * 64, dtype=torch.int8)
+    columns[: shape[1]] = torch.arange(shape[1]) % 31 - 15
+    hi, lo, exponents = halves.split(x, columns[: shape[1]])
+    found = split._split(x.cuda(), columns.cuda())
     assert torch.equal(found.exponents.cpu(), exponents)
     assert torch.equal(rows_of(found.hi, *shape).cpu(), hi)
     assert torch.equal(rows_of(found.lo, *shape).cpu(), lo)
 
 
+def away(found: split.Halves, V: Tensor) -> Tensor:
+    """The error of each element of V, beside the larger of itself and 2^-12 of its row's largest,
+    both without the exponents of the columns."""
+    columns = found.columns[: V.size(1)].cpu().double().exp2()
+    hi, lo = (rows_of(t, *V.shape).double().cpu() for t in found[:2])
+    error = (hi + lo) * found.exponents.cpu().double().exp2().unsqueeze(1) - V.double() / columns
+    size = (V.double() / columns).abs()
+    return error.abs() / torch.maximum(size, 2.0**-12 * size.amax(1, keepdim=True))
+
+
+ROWS = 300  # of which every third is looked at
+FOLDS = {"as it is": 1, "differences": 2, "means of 3": 3, "means of 16": 16}
+
+
+def folded_halves(W: Tensor, fold: str) -> tuple[split.Halves, Tensor]:
+    """The halves of W (N, K) folded, and what they are of, in double."""
+    if fold == "as it is":
+        return split.halved(W.cuda()), W.double()
+    if fold == "differences":
+        found, sums = split.halved_differences(W.cuda())
+        torch.testing.assert_close(sums.cpu(), W.double().sum(0), rtol=1e-12, atol=1e-12)
+        return found, (W[0::2] - W[1::2]).double()
+    found, w, w_exact = split.halved_means(W.cuda(), FOLDS[fold])
+    V = W.double().unflatten(0, (-1, FOLDS[fold])).mean(1)
+    torch.testing.assert_close(w_exact.cpu(), V, rtol=1e-14, atol=1e-18)
+    assert torch.equal(w, w_exact.float())
+    return found, V
+
+
+# Of the rows up to 128 are looked at for the columns' exponents, of the columns 256 for a row's.
+WEIGHTS = [(1, 1), (9, 31), (8, 64), (130, 2049), (3, 8196), (300, 1500), (2, 20000), (520, 132)]
+
+
 @on_hopper
-def test_split_of_zeros_and_of_the_least_and_largest_numbers():
+@pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.parametrize("shape", WEIGHTS)
+def test_weights_are_split_to_22_bits(shape, fold):
+    rows, width = shape
+    W = drawn((rows * FOLDS[fold], width), 1)
+    W *= torch.exp2((torch.arange(width) % 37 - 18).float())  # columns of all sizes, and rows
+    W *= torch.exp2((torch.arange(rows) % 41 - 20).float()).repeat_interleave(FOLDS[fold])[:, None]
+    found, V = folded_halves(W, fold)
+    assert away(found, V).max() <= 2.0**-22
+
+
+# Where the samples do not look: rows but every third (of V: 300), columns 128 to half of them.
+FAR = {"above": 2.0**30, "a little above": 2.0**4, "as far as floats go": 2.0**126}
+
+
+@on_hopper
+@pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.parametrize("width", [700, 2052, 2053])
+@pytest.mark.parametrize("far", FAR.values(), ids=FAR)
+def test_a_number_that_the_samples_do_not_show(far, width, fold):
+    each = FOLDS[fold]
+    W = 0.5 + drawn((300 * each, width), 1).abs()
+    W[::2] *= -1  # no difference is small
+    for row in (100, 299):
+        W[row * each, 200] = W[row * each, width - 1] = far
+    found, V = folded_halves(W, fold)
+    assert away(found, V).max() <= 2.0**-22
+    again, shape = folded_halves(W, fold)[0], tuple(V.shape)
+    for one, other in zip(found[:2], again[:2], strict=True):
+        assert torch.equal(rows_of(one, *shape), rows_of(other, *shape))
+    assert torch.equal(found.exponents, again.exponents)
+    assert torch.equal(found.columns, again.columns)
+
+
+@on_hopper
+@pytest.mark.parametrize("what", ["a column", "a row", "a row's sample"])
+def test_zeros_where_one_looks(what):
+    W = 0.5 + drawn((ROWS, 700), 1).abs()
+    {"a column": W[::3, 7], "a row": W[5], "a row's sample": W[5, :150]}[what].zero_()
+    W[:, 9] = 0
+    found = split.halved(W.cuda())
+    kept = W.abs().sum(1) > 0
+    assert away(found, W)[kept][:, W.abs().sum(0) > 0].max() <= 2.0**-22
+    x = drawn((5, 700), 2)
+    x[0, 9] = 1e30  # times zero
+    assert relative(split.product(x.cuda(), found).sum(0).cpu(), x, W) < 1e-6
+
+
+@on_hopper
+def test_control_exponents_of_the_sample_alone_lose_a_row():
+    W = 0.5 + drawn((ROWS, 70), 1).abs()
+    W[100, 5] = FAR["above"]
+    columns = halves.column_exponents(W[::3])
+    hi, lo, exponents = halves.split(W, -columns)
+    powers = (exponents.unsqueeze(1) + columns).double().exp2()
+    assert (((hi.double() + lo.double()) * powers - W) / W).abs().max() > 2.0**-12
+
+
+@on_hopper
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_exponent_of_weights_that_are_not_finite(value):
+    W = drawn((ROWS, 700), 1)
+    W[100, 300] = value
+    found = split.halved(W.cuda())
+    marked = found.exponents.cpu() == 1 << 20
+    assert marked[100] and marked.sum() == 1
+    rest = torch.arange(ROWS) != 100
+    assert away(found, torch.where(W.isfinite(), W, 0))[rest].max() <= 2.0**-22
+
+
+@on_hopper
+def test_weights_of_zeros_and_of_the_least_and_largest_numbers():
     W = torch.stack([torch.zeros(70), torch.full((70,), 1e-41), torch.full((70,), 3e38)])
     found = split.halved(W.cuda())
     hi, lo = (rows_of(t, 3, 70).double() for t in found[:2])
@@ -189,7 +291,7 @@ def test_control_without_equalised_columns_a_family_is_lost():
     x, W = (x * powers).cuda(), (W / powers).cuda()
     none = torch.zeros(1536, dtype=torch.int8, device="cuda")
     for raw in (False, True):
-        z = split.product(x, split._split(W, none, True, None), raw=raw).sum(0)
+        z = split.product(x, split._split(W, none), raw=raw).sum(0)
         assert relative(z, x, W) > 1e-3
 
 
@@ -287,6 +389,7 @@ def test_the_drop_in_takes_it_where_it_is_large(slug, mode, monkeypatch):
         seen.clear()
         new(x[:2])
         assert not seen, "too small"
+        monkeypatch.setattr(ways, "best", ways.of_halves)  # torch's way is the faster one here
         with precision.using_route("tf32"):
             y, eager = new(x), model(x)
         assert seen, "one product of halves"
@@ -318,7 +421,7 @@ def cubin(name: str, arch: str) -> build.CubinReport:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["split_rows", "column_exponents"])
+@pytest.mark.parametrize("name", ["split_rows", "split_weights"])
 @pytest.mark.parametrize("arch", ["80", "90", "100"])
 def test_splitting_compiles_without_spills(name, arch):
     for kernel in cubin(name, arch).kernels:

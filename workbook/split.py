@@ -27,6 +27,8 @@ __all__ = [
     "Halves",
     "floor_ms",
     "halved",
+    "halved_differences",
+    "halved_means",
     "is_here",
     "kept",
     "product",
@@ -37,7 +39,7 @@ __all__ = [
 SHARED = (
     "split_product/split_product.cu",
     "split_rows/split_rows.cu",
-    "column_exponents/column_exponents.cu",
+    "split_weights/split_weights.cu",
 )
 METHODS = {"float32": "fp16x3", "tf32": "fp16x1"}  # of a route: how it multiplies
 PRODUCTS = {"float32": 3, "tf32": 1}
@@ -61,8 +63,8 @@ def _split_rows() -> Callable | None:
 
 
 @functools.cache
-def _column_exponents() -> Callable | None:
-    return ops.built("column_exponents", "cuda", ["column_exponents.cu"])
+def _split_weights() -> Callable | None:
+    return ops.built("split_weights", "cuda", ["split_weights.cu"])
 
 
 @functools.cache
@@ -75,7 +77,7 @@ def _processors(index: int) -> int:
     """Multiprocessors of a GPU that the product runs on, built; else 0."""
     found = torch.cuda.get_device_properties(index)
     if (found.major, found.minor) != HOPPER or None in (
-        _split_rows(), _column_exponents(), _split_product()
+        _split_rows(), _split_weights(), _split_product()
     ):  # fmt: skip
         return 0
     return found.multi_processor_count
@@ -99,27 +101,57 @@ def suits(x: Tensor, outputs: int, route: str = "") -> bool:
     return processors > 0 and ways.best(route, *x.shape, outputs, processors) != "torch"
 
 
-def _split(
-    v: Tensor, columns: Tensor, divide: bool, centre: Tensor | None = None, both: bool = True
-) -> Halves:
-    """both: else lo stays empty."""
-    rows, width = v.shape
-    shape = (2 * -(-width // PANEL), -(-rows // GROUP) * GROUP, PANEL // 2)
-    hi = v.new_empty(shape, dtype=torch.float16)
-    lo = torch.empty_like(hi) if both else hi[:0]
-    exponents = v.new_empty(rows, dtype=torch.int32)
-    none = v.new_empty(0, dtype=torch.float32)
-    _split_rows()(v, columns, none if centre is None else centre, divide, hi, lo, exponents)
+def _room(v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty (hi, lo, exponents) for so many rows of the width of v."""
+    shape = (2 * -(-v.size(1) // PANEL), -(-rows // GROUP) * GROUP, PANEL // 2)
+    hi, lo = (v.new_empty(shape, dtype=torch.float16) for _ in range(2))
+    return hi, lo, v.new_empty(rows, dtype=torch.int32)
+
+
+def _split(x: Tensor, columns: Tensor, centre: Tensor | None = None, both: bool = True) -> Halves:
+    """The halves of x (B, K) 2^columns; of (x - centre) / 2. both: else lo stays empty."""
+    hi, lo, exponents = _room(x, x.size(0))
+    lo = lo if both else hi[:0]
+    _split_rows()(x, columns, x[:0, 0] if centre is None else centre, hi, lo, exponents)
     return Halves(hi, lo, exponents, columns)
 
 
-def halved(weight: Tensor) -> Halves:
-    """The halves of weight (N, K), float32 or float64, its columns divided by their exponents."""
+WHOLE, DIFFERENCE, MEAN = range(3)  # of rows of weights: what is split, as Fold of the kernel
+SLICES = 32  # of the rows: 8192 columns alone are 64 blocks, for 132 multiprocessors
+
+
+def _halved(weight: Tensor, fold: int, group: int) -> tuple[Halves, *tuple[Tensor, ...]]:
+    """(halves, mean, exact, sums) of weight (N, K), the last three empty but where they belong."""
     weight = ops.adjacent(weight.detach())
-    most = weight.new_zeros(weight.size(1), dtype=torch.int32)
-    columns = weight.new_zeros(-(-weight.size(1) // PANEL) * PANEL, dtype=torch.int8)
-    _column_exponents()(weight, most, columns)
-    return _split(weight, columns, True)
+    rows, width = weight.size(0) // group, weight.size(1)
+    most = weight.new_empty(width + 1, dtype=torch.int32)
+    columns = weight.new_empty(-(-width // PANEL) * PANEL, dtype=torch.int8)
+    hi, lo, exponents = _room(weight, rows)
+    wide = {"dtype": torch.float64}
+    mean, exact = (weight.new_empty((rows if fold == MEAN else 0, width), **d) for d in ({}, wide))
+    summed = fold == DIFFERENCE
+    partial = weight.new_empty((SLICES if summed else 0, width), **wide)
+    sums = weight.new_empty(width if summed else 0, **wide)
+    _split_weights()(
+        weight, fold, group, SLICES, columns, most, exponents, hi, lo, mean, exact, partial, sums
+    )
+    return Halves(hi, lo, exponents, columns), mean, exact, sums
+
+
+def halved(weight: Tensor) -> Halves:
+    """The halves of weight (N, K), float32, its columns divided by powers of two of their size."""
+    return _halved(weight, WHOLE, 1)[0]
+
+
+def halved_means(weight: Tensor, pool: int) -> tuple[Halves, Tensor, Tensor]:
+    """(halves, w, w_exact): `sums.group_mean`, and halves of w_exact, in one go over weight."""
+    return _halved(weight, MEAN, pool)[:3]
+
+
+def halved_differences(weight: Tensor) -> tuple[Halves, Tensor]:
+    """(halves, sums), as of `sums.pair_difference` and of the differences, likewise."""
+    halves, _, _, sums = _halved(weight, DIFFERENCE, 2)
+    return halves, sums
 
 
 _kept = FoldCache()
@@ -171,7 +203,7 @@ def product(
         return z
     none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
     both = products == 3
-    halves = none if raw else _split(x, weight.columns, False, centre, both)[:3]
+    halves = none if raw else _split(x, weight.columns, centre, both)[:3]
     w = weight.hi, weight.lo if both else none[1], weight.exponents
     whole = x[:0] if whole is None else ops.adjacent(whole.detach())
     _split_product()(x, *halves, weight.columns, whole, *w, promote // PANEL, z)

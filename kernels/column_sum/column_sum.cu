@@ -14,24 +14,8 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
                      min(begin + rows, p.N), [&](int64_t k, double sum) { partial[k] = sum; });
 }
 
-__global__ void __launch_bounds__(kColumnThreads) column_sum_slices_kernel(ColumnSum p) {
-  const int64_t k = blockIdx.x * static_cast<int64_t>(kColumnThreads) + threadIdx.x;
-  if (k >= p.K) return;
-  double total = 0;
-  for (int64_t slice = 0; slice < p.slices; ++slice) total += p.partial[slice * p.K + k];
-  p.s[k] = total;
-}
-
 cudaError_t launch(const ColumnSum& p, cudaStream_t stream) {
   const bool wide = rows_are_float4(p.W, p.K, p.K);
-  const int64_t blocks = column_blocks(p.K, wide);
-  if (blocks > INT32_MAX || p.slices > 65535) return cudaErrorInvalidConfiguration;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.slices));
-  (wide ? column_sum_slice_kernel<4>
-        : column_sum_slice_kernel<1>)<<<grid, kColumnThreads, 0, stream>>>(p);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  const unsigned last = static_cast<unsigned>((p.K + kColumnThreads - 1) / kColumnThreads);
-  column_sum_slices_kernel<<<last, kColumnThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_slices(wide ? column_sum_slice_kernel<4> : column_sum_slice_kernel<1>, p, wide,
+                       stream);
 }

@@ -6,6 +6,7 @@
 // Against rung 3: a long row has many blocks, not one. A row that registers hold moves a third less
 //   in rung 3, and goes there.
 #include "03_row_in_registers.cu"
+#include "fold.cuh"
 #include "load_row.cuh"
 
 constexpr int kThreads = 128, kEach = kTile / kThreads;

@@ -79,11 +79,39 @@ void run(Tensor& y, const Tensor& shift, const Tensor& a, const Tensor& d) {
 WB_REGISTER("run(Tensor(a!) y, Tensor shift, Tensor a, Tensor d) -> ()", run)
 #endif
 
-#ifdef WB_TRAIN
 #define WB_REGISTER_ALSO(name, schema)                                    \
   STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def(#name schema); } \
   STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl(#name, TORCH_BOX(&name)); }
 
+#ifdef WB_TILES
+// map (3, N) <- shift, a, d of the running statistics; scale for all features or one each.
+void fold(const Tensor& bias, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+          const Tensor& var, const Tensor& scale, Tensor& map, double eps) {
+  wb::expect(map, "map", wb::Float, {3, wb::any});
+  Fold p{};
+  p.N = map.size(1);
+  p.bias = vector_of(bias, "bias", p.N, map, "map");
+  p.gamma = vector_of(gamma, "gamma", p.N, map, "map");
+  p.beta = vector_of(beta, "beta", p.N, map, "map");
+  p.mean = vector_of(mean, "mean", p.N, map, "map");
+  p.var = vector_of(var, "var", p.N, map, "map");
+  p.scale_stride = scale.numel() == 1 ? 0 : 1;
+  p.scale = vector_of(scale, "scale", p.scale_stride ? p.N : 1, map, "map");
+  p.shift = map.mutable_data_ptr<float>();
+  p.a = p.shift + p.N;
+  p.d = p.a + p.N;
+  p.eps = eps;
+  if (p.N == 0) return;
+  const wb::OnDevice on(map);
+  wb::check(launch(p, on.stream), "map of the running statistics");
+}
+
+WB_REGISTER_ALSO(fold,
+                 "(Tensor bias, Tensor gamma, Tensor beta, Tensor mean, Tensor var, Tensor scale,"
+                 " Tensor(a!) map, float eps) -> ()")
+#endif
+
+#ifdef WB_TRAIN
 Statistics statistics_of(const Tensor& z, const Tensor& bias, const Tensor& gamma,
                          const Tensor& beta, const Tensor& scale, Tensor& map, Tensor& var,
                          double eps) {

@@ -72,6 +72,16 @@ WB_BOTH inline void write_feature(const Statistics& p, int64_t n, double sum, do
 #include <cuda_runtime.h>
 // A rung of the ladder defines these; each returns the error of its launch.
 cudaError_t launch(const Tail& p, cudaStream_t stream);
+#ifdef WB_TILES
+// The map of the running statistics, derived in double and rounded once.
+struct Fold {
+  const float *bias, *gamma, *beta, *mean, *var, *scale;  // (N); scale (1) where scale_stride is 0
+  float *shift, *a, *d;                                   // (N)
+  int64_t N, scale_stride;
+  double eps;
+};
+cudaError_t launch(const Fold& p, cudaStream_t stream);
+#endif
 #ifdef WB_TRAIN
 // mean (N) <- W (N, K), rows W_stride apart, times total (K) / B, plus bias.
 struct Mean {

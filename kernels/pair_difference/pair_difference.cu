@@ -48,35 +48,12 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     row += 2 * kPairs * step;
     to += kPairs * step;
   }
-  __shared__ double scratch[kColumnWarps][kColumnLanes * Width];
-#pragma unroll
-  for (int j = 0; j < Width; ++j) scratch[warp][lane * Width + j] = sum[j];
-  __syncthreads();
-  for (int c = threadIdx.x; c < kColumnLanes * Width; c += kColumnThreads) {
-    double found = 0;
-    for (int w = 0; w < kColumnWarps; ++w) found += scratch[w][c];
-    if (first + c < p.K) p.partial[blockIdx.y * p.K + first + c] = found;
-  }
-}
-
-__global__ void __launch_bounds__(kColumnThreads) pair_difference_slices_kernel(PairDifference p) {
-  const int64_t k = blockIdx.x * static_cast<int64_t>(kColumnThreads) + threadIdx.x;
-  if (k >= p.K) return;
-  double total = 0;
-  for (int64_t slice = 0; slice < p.slices; ++slice) total += p.partial[slice * p.K + k];
-  p.s[k] = total;
+  double* partial = p.partial + blockIdx.y * p.K;
+  give_columns<Width>(sum, p.K, first, [&](int64_t c, double total) { partial[c] = total; });
 }
 
 cudaError_t launch(const PairDifference& p, cudaStream_t stream) {
   const bool wide = rows_are_float4(p.W, p.K, p.K) && rows_are_float4(p.D, p.K, p.K);
-  const int64_t blocks = column_blocks(p.K, wide);
-  if (blocks > INT32_MAX || p.slices > 65535) return cudaErrorInvalidConfiguration;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.slices));
-  (wide ? pair_difference_slice_kernel<4>
-        : pair_difference_slice_kernel<1>)<<<grid, kColumnThreads, 0, stream>>>(p);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  const unsigned last = static_cast<unsigned>((p.K + kColumnThreads - 1) / kColumnThreads);
-  pair_difference_slices_kernel<<<last, kColumnThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_slices(
+      wide ? pair_difference_slice_kernel<4> : pair_difference_slice_kernel<1>, p, wide, stream);
 }

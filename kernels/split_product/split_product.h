@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "halves.h"
+
 struct SplitProduct {
   const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K; or null: then
   const int8_t* c;      // (64 pairs): exponents of columns, and x is split where it is multiplied
@@ -17,6 +19,5 @@ struct SplitProduct {
   int64_t promote;  // of 64 of k, what a tensor core accumulates: 1, or more to be measured
 };
 
-constexpr int kNotFinite = 1 << 20;
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream);

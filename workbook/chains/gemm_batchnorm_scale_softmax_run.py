@@ -68,6 +68,13 @@ def fold(
     batches is not read. It is there for the fold's stamp: torch's own BatchNorm moves running
     statistics without moving their version counters, but not without counting the batch.
     """
+    given = bias, gamma, beta, mean, var, scale
+    usable = bias.is_cuda and dtype is torch.float32 and all(t.dtype is dtype for t in given)
+    run = EVAL.kernel("cuda") if usable else None
+    if run is not None:  # a launch, where torch takes eleven
+        found = bias.new_empty(3, bias.size(0))
+        _beside(run, "fold")(*(t.reshape(-1).contiguous() for t in given), found, eps)
+        return found[0], found[1], found[2]
     kappa = scale.reshape(-1).double()
     a = gamma * kappa / (var.double() + eps).sqrt()
     return tuple(t.to(dtype) for t in (bias.double() - mean, a, beta * kappa))

@@ -90,8 +90,13 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
         w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
         return w, b, nothing, nothing
     w, w_exact = sums.group_mean(weight, pool, dtype)
-    means = bias[: groups * pool].double().reshape(groups, pool).mean(1)
-    return w, means.to(dtype), w_exact, means if w_exact.dim() == 2 else nothing
+    b, b_exact = _mean_of(bias, pool, dtype)
+    return w, b, w_exact, b_exact
+
+
+def _mean_of(bias: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    b, b_exact = sums.group_mean(bias.unsqueeze(1), pool, dtype)
+    return b.flatten(), b_exact.flatten()
 
 
 def plain(
@@ -173,9 +178,13 @@ def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tupl
 
 @torch.no_grad()
 def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
-    """`fold`, and behind it the halves of w, four tensors."""
-    folded = fold(dtype, weight, bias, pool)
-    return *folded, *split.halved(folded[2] if folded[2].dim() == 2 else folded[0])
+    """`fold`, and behind it the halves of w, four tensors; float32 weights."""
+    if pool == 1:
+        folded = fold(dtype, weight, bias, pool)
+        return *folded, *split.halved(folded[0])
+    halves, w, w_exact = split.halved_means(weight, pool)
+    b, b_exact = _mean_of(bias, pool, dtype)
+    return w, b, w_exact, b_exact, *halves
 
 
 def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:

@@ -105,10 +105,11 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
 @torch.no_grad()
 def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
     """(halves of D, four tensors, c (M,), w_sum (K,), b_sum ()); `fold` where nothing is halved."""
-    folded = fold(dtype, weight, bias, pool)
     if pool != 2 or not running.is_folded(weight, pool):
-        return folded
-    return *split.halved(folded[0]), *folded[1:]
+        return fold(dtype, weight, bias, pool)
+    even = bias[: bias.size(0) // 2 * 2].double()  # the pool drops a feature that is left over
+    halves, w_sum = split.halved_differences(weight)
+    return *halves, (even[0::2] - even[1::2]).to(dtype), w_sum.to(dtype), even.sum().to(dtype)
 
 
 def plain(

@@ -1,0 +1,72 @@
+// What is split: rows of W, or what a fold makes of `group` of them. A thread owns Width neighbouring
+// columns from k on.
+//   take(v, p, row, step, end, k): kAtOnce rows of V, `step` apart, zeros from `end` on
+//   give(p, row, k, v), finish(p, first): what a fold writes beside the halves
+#pragma once
+#include "columns.cuh"
+#include "split_weights.h"
+
+template <int Width>
+struct WholeRows {
+  using Number = float;
+  static constexpr int kAtOnce = 4;
+
+  __device__ __forceinline__ void take(Number (&v)[kAtOnce][Width], const SplitWeights& p,
+                                       int64_t row, int64_t step, int64_t end, int64_t k) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+      load_once<Width>(v[u], p.W + (row + u * step) * p.stride + k, row + u * step < end);
+  }
+  __device__ __forceinline__ void give(const SplitWeights&, int64_t, int64_t,
+                                       const Number (&)[Width]) {}
+  __device__ __forceinline__ void finish(const SplitWeights&, int64_t) {}
+};
+
+// Rounded to float; beside it the sums of W's columns over a slice, in double.
+template <int Width>
+struct Differences {
+  using Number = float;
+  static constexpr int kAtOnce = 2;
+  double sum[Width] = {};
+
+  __device__ __forceinline__ void take(Number (&v)[kAtOnce][Width], const SplitWeights& p,
+                                       int64_t row, int64_t step, int64_t end, int64_t k) {
+    float a[kAtOnce][Width], b[kAtOnce][Width];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const float* first = p.W + 2 * (row + u * step) * p.stride + k;
+      load_once<Width>(a[u], first, row + u * step < end);
+      load_once<Width>(b[u], first + p.stride, row + u * step < end);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+#pragma unroll
+      for (int j = 0; j < Width; ++j) {
+        v[u][j] = a[u][j] - b[u][j];
+        sum[j] += static_cast<double>(a[u][j]) + static_cast<double>(b[u][j]);
+      }
+  }
+  __device__ __forceinline__ void give(const SplitWeights&, int64_t, int64_t,
+                                       const Number (&)[Width]) {}
+  __device__ __forceinline__ void finish(const SplitWeights& p, int64_t first) {
+    double* partial = p.partial + blockIdx.y * p.K;
+    give_columns<Width>(sum, p.K, first, [&](int64_t k, double total) { partial[k] = total; });
+  }
+};
+
+// In double, and kept so; the mean in float beside it.
+template <int Width>
+struct Means {
+  using Number = double;
+  static constexpr int kAtOnce = 1;
+
+  __device__ __forceinline__ void take(Number (&v)[kAtOnce][Width], const SplitWeights& p,
+                                       int64_t row, int64_t, int64_t end, int64_t k) {
+    mean_of_rows<Width>(v[0], p.W + row * p.group * p.stride + k, p.stride, p.group, row < end);
+  }
+  __device__ __forceinline__ void give(const SplitWeights& p, int64_t row, int64_t k,
+                                       const Number (&v)[Width]) {
+    give_means<Width>(p.mean, p.mean_exact, row * p.K + k, v);
+  }
+  __device__ __forceinline__ void finish(const SplitWeights&, int64_t) {}
+};
