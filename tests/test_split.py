@@ -10,6 +10,7 @@ import math
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -395,6 +396,56 @@ def test_the_drop_in_takes_it_where_it_is_large(slug, mode, monkeypatch):
         assert seen, "one product of halves"
         bounds = errors.limits_of(errors.errors_of(eager, true), "tf32")
         assert not errors.excess(errors.errors_of(y, true), errors.errors_of(eager, true), bounds)
+
+
+def _older(route: str) -> None:
+    torch.set_float32_matmul_precision(precision.ROUTES[route])
+
+
+def _newer(route: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if route == "tf32" else "ieee"
+
+
+@on_hopper
+@pytest.mark.parametrize("slug", CHAINS)
+@pytest.mark.parametrize(
+    ("choose", "compiled"), [(_older, False), (_newer, False), (_older, True)],
+    ids=["older switch", "newer switch", "older switch, compiled"],
+)  # fmt: skip
+def test_the_switch_between_calls(slug, choose, compiled, monkeypatch):
+    """The newer one under torch.compile: torch itself refuses to read the older beside it."""
+    monkeypatch.setattr(ways, "best", ways.of_halves)
+    counts, run = [], split._split_product()
+    monkeypatch.setattr(
+        split, "_split_product",
+        lambda: lambda *a: counts.append(3 if a[7].numel() else 1) or run(*a),
+    )  # fmt: skip
+    p = wb.problem(slug)
+    with torch.device("cuda"):
+        new = p.ModelNew(*CHAINS[slug]).eval()
+    x = drawn((1031, 1000), 1).cuda()
+    call = torch.compile(new, fullgraph=True) if compiled else new
+
+    @torch.no_grad()
+    def elsewhere() -> Tensor:
+        return new(x)
+
+    was = torch.get_float32_matmul_precision()
+    found = {}
+    try:
+        with torch.no_grad():
+            for route in ("float32", "tf32", "float32", "tf32"):
+                choose(route)
+                counts.clear()
+                y = call(x)
+                assert set(counts) == {1 if route == "tf32" else 3}
+                assert torch.equal(found.setdefault(route, y), y)
+                with ThreadPoolExecutor(1) as other:  # the switch is the process's
+                    assert torch.equal(other.submit(elsewhere).result(), new(x))
+    finally:
+        _newer("float32")
+        torch.set_float32_matmul_precision(was)
+    assert not torch.equal(found["float32"], found["tf32"])
 
 
 @on_hopper
