@@ -93,8 +93,13 @@ def standard(
             reads="fold",
         ),
         Variant(
-            "fused", "kernel", "ModelNew where the user has chosen TF32", drop_in, ("cuda",),
-            "tf32", files=files,
+            "fused",
+            "kernel",
+            "ModelNew where the user has chosen TF32",
+            drop_in,
+            ("cuda",),
+            "tf32",
+            files=files,
         ),
     ]
     return (*baselines, *in_tf32, *ours)
