@@ -80,6 +80,7 @@ def standard(
         Variant(v.name, "torch", v.idea, v.make, ("cuda",), "tf32", reads=v.reads)
         for v in baselines
     ]
+    chosen_tf32 = "ModelNew where the user has chosen TF32"
     ours = [
         Variant(
             "fused", "kernel", "ModelNew: the fold kept fresh, our kernel", drop_in, files=files
@@ -92,15 +93,7 @@ def standard(
             files=files,
             reads="fold",
         ),
-        Variant(
-            "fused",
-            "kernel",
-            "ModelNew where the user has chosen TF32",
-            drop_in,
-            ("cuda",),
-            "tf32",
-            files=files,
-        ),
+        Variant("fused", "kernel", chosen_tf32, drop_in, ("cuda",), "tf32", files=files),
     ]
     return (*baselines, *in_tf32, *ours)
 
