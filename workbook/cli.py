@@ -10,6 +10,7 @@ from pathlib import Path
 
 from workbook import journal, paths
 from workbook.lines import print_lines
+from workbook.record import AXES
 
 __all__ = ["main"]
 
@@ -131,7 +132,7 @@ def _kept(command: argparse.ArgumentParser) -> None:
 
 def _axes(sweep: argparse.ArgumentParser) -> None:
     _where(sweep, size=False)
-    sweep.add_argument("--axis", nargs="+", choices=("B", "K", "N"), default=["B", "K", "N"],
+    sweep.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES),
                        help="all three if not given")  # fmt: skip
     sweep.add_argument("--values", help="comma-separated sizes; the problem's own if not given")
     sweep.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the model")

@@ -24,7 +24,8 @@ from tqdm import tqdm
 from workbook import accuracy, ceilings, compare, journal, limits, machine, paths, timing
 from workbook.journal import Records
 from workbook.precision import ROUTES
-from workbook.spec import AXES, Problem, Size, Variant
+from workbook.record import AXES
+from workbook.spec import Problem, Size, Variant
 
 __all__ = ["sweep"]
 
