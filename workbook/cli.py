@@ -172,9 +172,9 @@ def _seconds(text: str) -> float:
 
 
 def _device(arguments: Arguments) -> str:
-    import torch
+    from workbook import machine
 
-    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return machine.default_device(arguments.device)
 
 
 def _list(arguments: Arguments) -> int:

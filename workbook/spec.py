@@ -181,8 +181,12 @@ class Problem:
         work = self.work[which](**shape)
         if method != "fp16x1" or which != "after" or self.outputs is None:
             return work
-        left = self.outputs(*(size for name, size in shape.items() if name not in "BK"))
-        return replace(work, read=work.read - 2.0 * shape["K"] * left)
+        return replace(work, read=work.read - 2.0 * shape["K"] * self.left(shape))
+
+    def left(self, shape: Mapping[str, int]) -> int:
+        """Outputs of a product that the algebra leaves at a shape; 0 where no product is left."""
+        given = (size for name, size in shape.items() if name not in ("B", "K"))
+        return 0 if self.outputs is None else self.outputs(*given)
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

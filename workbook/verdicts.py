@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
-from workbook import chains
+from workbook import chains, machine
 from workbook.journal import Record, Records
 from workbook.prose import Text
 from workbook.protocols import NOT_RUN, PROTOCOLS, protocol
@@ -41,7 +39,7 @@ def protocol_table(
 
 def judged(p: Problem, device: str | None = None) -> Records:
     """ModelNew and the controls by both protocols, here, small."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     size = Size(LIVE, (*LIVE_FEATURES, *p.init_args("laptop")[2:]), LIVE_ROWS)
     chosen = [v for v in _here(p, device) if v.is_control or v.key == "fused"]
     return Records(
