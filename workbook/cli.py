@@ -221,7 +221,9 @@ def _results(arguments: Arguments) -> int:
         return 0
     for r in newest:
         ms = "failed" if r.median_ms is None else f"{r.median_ms:.4g} ms"
-        print(f"{r.card} | {r.problem} | {r.size} | {line(r)['variant']} | {ms} | {r.date}")
+        size = r.size + (", train" if r.mode == "train" else "")
+        size += f", flush {r.flush}" if r.flush not in ("", "read") else ""
+        print(f"{r.card} | {r.problem} | {size} | {line(r)['variant']} | {ms} | {r.date}")
     return 0
 
 
