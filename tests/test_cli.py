@@ -397,6 +397,16 @@ def test_results_are_the_newest_run_of_each_card(checkout):
     assert_refused(workbook(checkout, "results", "matmul_foo"), "no results of matmul_foo")
 
 
+def test_results_tell_modes_and_flushes_apart(checkout):
+    written = {"flush": "write", "timer": "CUDA events"}
+    for record in (kept("eager", 3.0, "r1", OLD), kept("eager", 4.0, "r2", OLD, mode="train"),
+                   kept("eager", 5.0, "r3", OLD, how=written)):  # fmt: skip
+        journal.append(record, journal.place(record, checkout / "data"))
+    lines = workbook(checkout, "results").stdout.splitlines()
+    sizes = {line.split(" | ")[4]: line.split(" | ")[2] for line in lines}
+    assert sizes == {"3 ms": "paper", "4 ms": "paper, train", "5 ms": "paper, flush write"}
+
+
 def test_import_takes_each_record_once(checkout, tmp_path):
     records = [
         kept("eager", 3.0, "r1", OLD), kept("fused", 0.5, "r1", OLD),

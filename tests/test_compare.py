@@ -24,6 +24,7 @@ from workbook import (
 from workbook.journal import Record, Records
 from workbook.limits import Ceilings
 from workbook.spec import Size, Variant
+from workbook.variants import chosen_variants
 
 CPU = torch.device("cpu")
 SMALL = Size("small", (64, 48), 33)
@@ -319,7 +320,7 @@ def test_only_variants_that_fold_have_a_fold(reach):
 
 
 def test_default_variants_are_those_of_the_device_without_controls():
-    chosen = {v.key for v in compare.chosen_variants(PROBLEM, None, "cpu")}
+    chosen = {v.key for v in chosen_variants(PROBLEM, None, "cpu")}
     assert {"eager", "compile", "algebra", "fused", "fused+fold", "cpu"} <= chosen
     assert not [key for key in chosen if key.startswith(("wrong", "0")) or "tf32" in key]
 
@@ -587,7 +588,7 @@ def test_predictions_come_from_rules_and_floors_before_anything_is_timed(
     monkeypatch.setattr(timing, "interleaved", timed_too_early)
     found = wb.predict(PROBLEM, size="laptop", device="cpu")
     value = {results.key_of(r): r.value for r in found}
-    assert set(value) == {v.key for v in compare.chosen_variants(PROBLEM, None, "cpu")}
+    assert set(value) == {v.key for v in chosen_variants(PROBLEM, None, "cpu")}
     assert all(r.kind == "prediction" and r.unit == "ms" and not r.samples_ms for r in found)
     flops = 2 * 256 * 2048 * 2048 + 256 * 2048  # the GEMM and the sum over its rows
     assert value["eager"] == pytest.approx(flops / 0.5e12 * 1e3)

@@ -901,6 +901,18 @@ def test_a_table_of_nothing_recorded_is_made_here_and_small():
     assert shapes == {(16, 512, 1024)}
 
 
+def test_a_file_that_was_judged_does_not_stand_for_the_wrong_versions():
+    card = record_of("x", "eval", True).card
+    draft = record_of(
+        "draft.py", "harness", True, implementation="file", date="2026-03-01T00:00:00Z"
+    )
+    rows, text = table(record_of("wrong_fold_in_init", "eval", False, size="small"), draft)
+    assert f"on one {card}, small size" in text and "| rejected, 5.0e-01" in rows[1]
+    assert "- file `draft.py`, harness: accepted" in text
+    alone = str(wb.protocol_table(Records([draft]), problems=[PROBLEM], device="cpu"))
+    assert "live size" in alone and "Of 2 wrong versions 1 get through eval" in alone
+
+
 def test_the_table_is_markdown_with_rows_of_one_length():
     rows, text = table(
         record_of("wrong_fold_in_init", "eval", True),

@@ -31,7 +31,8 @@ from workbook import (
     tables,
 )
 from workbook.journal import Record, Records
-from workbook.spec import AXES, SWEEPS, Size
+from workbook.record import AXES
+from workbook.spec import SWEEPS, Size
 
 P = dataclasses.replace(PROBLEM, sizes={"laptop": dataclasses.replace(SMALL, name="laptop")})
 QUICK = {"device": "cpu", "rounds": 3, "budget_s": 1.0, "flush": "none"}

@@ -25,7 +25,7 @@ ORDER = (
     "predictions training scaling style chart legend crossings plot_errors plot_overview "
     "plot_curves plot_halves plot_pipeline plot_routes plot_break_even plot_scaling plot trial "
     "prose tables costs sweeps verdicts standin runner tidy pages report standalone scopes modules "
-    "amalgam export lines cli_check cli_sweep cli"
+    "amalgam export lines cli_options cli_check cli_sweep cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

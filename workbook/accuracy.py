@@ -119,7 +119,7 @@ def check(
     all, the problem's own too, if not given; modes: those of the problem that the variant computes.
     stop: at the first failure.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     chosen = p.variant(variant, device) if isinstance(variant, str) else variant
     known = {**STATES, **p.states}
     states = tuple(known) if states is None else states

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbook import journal, paths
+from workbook.cli_options import add_export, add_json, add_sweep, add_where, positive, seconds
 from workbook.lines import print_lines
 
 __all__ = ["main"]
@@ -63,38 +64,38 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     slug = "matmul_sum_max_mean_logsumexp"
-    _json(add("list", _list, "the problems, their sizes and variants", "list"))
-    _json(add("doctor", _doctor, "what this machine has and lacks, with the remedy", "doctor"))
+    add_json(add("list", _list, "the problems, their sizes and variants", "list"))
+    add_json(add("doctor", _doctor, "what this machine has and lacks, with the remedy", "doctor"))
     build = add("build", _build, "compile the kernels of a problem", f"build {slug} --verbose")
-    _where(build, size=False)
+    add_where(build, size=False)
     build.add_argument("--verbose", action="store_true", help="show ninja and ptxas at work")
     check = add("check", _check, "hold variants against the float64 oracle", f"check {slug}")
-    _where(check)
+    add_where(check)
     check.add_argument("--variants", help="comma-separated, or `controls`, `all`; default: fused")
     check.add_argument("--protocol", choices=("eval", "harness"),
                        help="as a public protocol judges, our rule beside it")  # fmt: skip
     check.add_argument("--file", type=Path, metavar="FILE.py",
                        help="with --protocol: judge the ModelNew of a file")  # fmt: skip
     bench = add("bench", _bench, "time variants in turn", f"bench {slug} --size laptop --json")
-    _where(bench)
+    add_where(bench)
     bench.add_argument("--variants", help="comma-separated; all of the device if not given")
-    bench.add_argument("--rounds", type=_positive, default=30, help="samples of each (30)")
-    bench.add_argument("--budget", type=_seconds, default=20.0, help="seconds for all samples (20)")
+    bench.add_argument("--rounds", type=positive, default=30, help="samples of each (30)")
+    bench.add_argument("--budget", type=seconds, default=20.0, help="seconds for all samples (20)")
     bench.add_argument("--flush", default="read", choices=("read", "write", "none"),
                        help="how the cache is emptied before each sample (read)")  # fmt: skip
     bench.add_argument("--training", action="store_true",
                        help="a training step of eager and the drop-in, and its parts")  # fmt: skip
-    _axes(add("sweep", _sweep, "time variants over B, K and N", f"sweep {slug} --axis K"))
+    add_sweep(add("sweep", _sweep, "time variants over B, K and N", f"sweep {slug} --axis K"))
     results = add("results", _results, "recorded times, newest run of a card first", "results")
     results.add_argument("slugs", nargs="*", metavar="SLUG")
-    _json(results)
+    add_json(results)
     results.add_argument("--picture", type=Path, metavar="FILE", help="write the README's picture")
     results.add_argument("--markdown", action="store_true", help="the README's table")
     records = add("records", _records, "take records from elsewhere into data/",
                   "records import from_the_gpu_server.jsonl")  # fmt: skip
     records.add_argument("action", choices=("import",))
     records.add_argument("file", type=Path, metavar="FILE", help="a .jsonl file or a folder")
-    _written(add("export", _export, "write ModelNew as one file that needs only torch",
+    add_export(add("export", _export, "write ModelNew as one file that needs only torch",
                  f"export {slug} -o model_new.py --reference model.py"))  # fmt: skip
     run = add("run", _run, "execute notebooks without Jupyter",
               "run 01_matmul_sum_max_mean_logsumexp --output executed/")  # fmt: skip
@@ -106,74 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _where(command: argparse.ArgumentParser, size: bool = True) -> None:
-    command.add_argument("slugs", nargs="+", metavar="SLUG", help="a problem; see `list`")
-    command.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU"
-    )
-    if size:
-        command.add_argument(
-            "--size",
-            help="see `list`; default: laptop, but for bench on a GPU: paper",
-        )
-        command.add_argument(
-            "--mode", choices=("eval", "train"), help="of the model; default: check all, bench eval"
-        )
-        _kept(command)
-
-
-def _kept(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--keep", action="store_true", help="write the records to data/, not only to .runs/"
-    )
-    _json(command)
-
-
-def _axes(sweep: argparse.ArgumentParser) -> None:
-    _where(sweep, size=False)
-    sweep.add_argument("--axis", nargs="+", choices=("B", "K", "N"), default=["B", "K", "N"],
-                       help="all three if not given")  # fmt: skip
-    sweep.add_argument("--values", help="comma-separated sizes; the problem's own if not given")
-    sweep.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the model")
-    sweep.add_argument("--variants", help="comma-separated; eager,compile,algebra,fused if absent")
-    sweep.add_argument("--route", nargs="+", choices=("float32", "tf32"), default=["float32"],
-                       help="of the baselines (float32)")  # fmt: skip
-    sweep.add_argument("--compile-at", metavar="VALUES",
-                       help="comma-separated: torch.compile at these sizes alone")  # fmt: skip
-    sweep.add_argument("--rounds", type=_positive, default=12, help="samples of each, a size (12)")
-    sweep.add_argument("--budget", type=_seconds, default=1.5, help="seconds a size (1.5)")
-    _kept(sweep)
-
-
-def _written(command: argparse.ArgumentParser) -> None:
-    command.add_argument("slug", metavar="SLUG", help="a problem; see `list`")
-    command.add_argument("-o", dest="file", type=Path, metavar="FILE", required=True)
-    command.add_argument("--reference", type=Path, metavar="FILE", help="its Model and inputs too")
-    command.add_argument("--force", action="store_true", help="replace a file of somebody else's")
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one object a line on stdout")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, wants at least 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text}, wants seconds above 0")
-    return value
-
-
 def _device(arguments: Arguments) -> str:
-    import torch
+    from workbook import machine
 
-    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return machine.default_device(arguments.device)
 
 
 def _list(arguments: Arguments) -> int:
@@ -284,7 +221,9 @@ def _results(arguments: Arguments) -> int:
         return 0
     for r in newest:
         ms = "failed" if r.median_ms is None else f"{r.median_ms:.4g} ms"
-        print(f"{r.card} | {r.problem} | {r.size} | {line(r)['variant']} | {ms} | {r.date}")
+        size = r.size + (", train" if r.mode == "train" else "")
+        size += f", flush {r.flush}" if r.flush not in ("", "read") else ""
+        print(f"{r.card} | {r.problem} | {size} | {line(r)['variant']} | {ms} | {r.date}")
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from workbook import split
 from workbook.accuracy import check
 from workbook.chains import problem
 from workbook.journal import Record
 from workbook.lines import print_lines
 from workbook.protocols import PROTOCOLS, protocol
 from workbook.spec import Problem, Variant
+from workbook.variants import that_run
 
 __all__ = ["run"]
 
@@ -76,9 +76,8 @@ def _line(record: Record) -> dict:
 
 
 def _named(p: Problem, names: str, device: str) -> list[Variant]:
-    here = [v for v in p.variants if device in v.devices and v.route == "float32"]
+    here = [v for v in that_run(p, device) if v.route == "float32"]
     here = [v for v in here if v.reads != "fold"]  # the drop-in once more, on weights of its own
-    here = [v for v in here if v.implementation != "hopper" or split.is_here(device)]
     if names == "all":
         return here
     if names == "controls":

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, split, timing
+from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, timing
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.results import BenchResult, key_of
 from workbook.spec import Problem, Size, Variant
-from workbook.variants import kernels_digest
+from workbook.variants import chosen_variants, kernels_digest, method_of
 
 __all__ = ["bench", "yardsticks"]
 
@@ -26,37 +26,9 @@ FOLDS = 7  # samples of the fold
 
 def defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
     """(size, device) where they are not given: laptop on a CPU, paper on a GPU."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     machine.card(device)  # NoDevice where it is not here
     return size or ("paper" if device == "cuda" else "laptop"), device
-
-
-def chosen_variants(
-    p: Problem, names: Sequence[str | Variant] | None, device: str, mode: str = "eval"
-) -> list[Variant]:
-    """Those of the names, or every one of the device and mode that is not a control; rungs for
-    another GPU than this one are left out."""
-    if names is not None and not names:
-        raise ValueError("variants: got none, wants keys of variants, or None for all")
-    if names is not None:
-        return [v if isinstance(v, Variant) else p.variant(v, device) for v in names]
-    there = [v for v in p.variants if device in v.devices and mode in v.modes]
-    here = [v for v in there if v.implementation != "hopper" or split.is_here(device)]
-    return [v for v in here if not v.is_control]
-
-
-def method_of(
-    p: Problem, v: Variant, shape: Mapping[str, int], device: str | torch.device,
-    reach: limits.Ceilings,
-) -> str:  # fmt: skip
-    """fp16x3 or, in TF32, fp16x1 where a variant multiplies by halves at that shape, else ""."""
-    ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
-    if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
-        return ""
-    x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    left = p.outputs(*(size for name, size in shape.items() if name not in "BK"))
-    by_halves = v.implementation == "hopper" or split.suits(x, left, v.route)
-    return split.METHODS[v.route] if by_halves else ""
 
 
 def bench(

@@ -157,7 +157,8 @@ def training_lines(bench: BenchResult) -> Text:
         its = [there[f"{name} {part}"] for part in (*PARTS, "step")]
         cells = [style.duration(r.median_ms, stats.spread(r.samples_ms)) for r in its]
         step = its[-1]
-        cells += [_times(bench.ratio("eager step", f"{name} step")) if name != "eager" else "1"]
+        gain = bench.ratio("eager step", f"{name} step")
+        cells += [style.ratio(gain) if name != "eager" else "1"]
         cells += [f"{style.error_text(step.rel_error)}, {style.error_text(step.rel_error_eager)}"]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     shape = ", ".join(f"{k} = {v}" for k, v in first.shape.items())
@@ -165,20 +166,16 @@ def training_lines(bench: BenchResult) -> Text:
     return Text("\n".join(rows) + f"\n\n{said} {_where(bench, there)}")
 
 
-def _times(ratio: stats.Ratio) -> str:
-    return style.factor(ratio.median, min((ratio.q3 - ratio.q1) / ratio.median, 0.09))
-
-
 def _where(bench: BenchResult, there: dict[str, Record]) -> str:
     """Whether the drop-in's step is slower than eager's, and by which part."""
     if "fused step" not in there:
         return "The drop-in did not run."
     ratio = bench.ratio("eager step", "fused step")
-    verdict = f"The drop-in's step is {_times(ratio)} as fast as eager's"
+    verdict = f"The drop-in's step is {style.ratio(ratio)} as fast as eager's"
     if ratio.q1 <= 1 <= ratio.q3:
         verdict = "The drop-in's step takes as long as eager's, within the noise"
     elif ratio.median < 1:
-        verdict = f"The drop-in's step is slower than eager's, {_times(ratio)} as fast"
+        verdict = f"The drop-in's step is slower than eager's, {style.ratio(ratio)} as fast"
     parts = []
     for part in PARTS:
         change = there[f"fused {part}"].median_ms - there[f"eager {part}"].median_ms

@@ -15,11 +15,11 @@ from typing import Any
 from workbook import legend, stats, style
 from workbook.journal import Record, Records
 from workbook.legend import REFERENCES, Timed
+from workbook.record import AXES
 
-__all__ = ["ABOUT", "AXES", "Crossing", "Point", "crossing_of", "of_sweeps", "others", "points_of",
+__all__ = ["ABOUT", "Crossing", "Point", "crossing_of", "of_sweeps", "others", "points_of",
            "size_text"]  # fmt: skip
 
-AXES = ("B", "K", "N")
 ABOUT = ("problem", "card", "mode", "grad", "dtype")  # what one figure, one row is about
 
 

@@ -13,6 +13,7 @@ from workbook.journal import Record, Records
 from workbook.style import duration, error_text, factor
 
 __all__ = [
+    "CROSS",
     "REFERENCES",
     "SAME",
     "Timed",
@@ -52,6 +53,7 @@ COLOURS = {
     "algebra": style.ALGEBRA,
     "tried": style.TRIED,
 }
+CROSS = {"marker": "x", "ms": 9, "mew": 2, "color": style.BAD, "lw": 0}  # a wrong result
 UNITS = ("_s", "_ms", "_us", "_bytes", "_MB")
 CACHES = {
     "flush read": "cold cache (flushed by reading)",

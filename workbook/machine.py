@@ -20,6 +20,7 @@ __all__ = [
     "card",
     "clocks",
     "compiler",
+    "default_device",
     "describe",
     "facts",
     "last_level_cache_bytes",
@@ -47,6 +48,11 @@ _CLOCKS = {  # our name -> nvidia-smi's
 
 class NoDevice(RuntimeError):
     """The device that was asked for is not here."""
+
+
+def default_device(given: str | None = None) -> str:
+    """The device that is given, else cuda where there is a GPU, else cpu."""
+    return given or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def facts(device: str | torch.device = "cpu") -> dict[str, Any]:

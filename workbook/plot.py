@@ -15,7 +15,7 @@ from typing import Any
 from workbook import legend, stats, style
 from workbook.chart import SMALL, Chart, Row, around, row_chart, width_of
 from workbook.journal import Records
-from workbook.legend import REFERENCES, Timed, times
+from workbook.legend import CROSS, REFERENCES, Timed, times
 from workbook.plot_break_even import break_even
 from workbook.plot_curves import curves
 from workbook.plot_errors import errors
@@ -47,7 +47,6 @@ MARK = {"marker": "o", "ms": 7, "color": style.INK, "lw": 0}
 PREDICTED = MARK | {"marker": "D", "ms": 10, "mfc": "none", "mew": 1.2}
 STEP = {"color": style.ALGEBRA, "lw": 9, "solid_capstyle": "butt"}
 HATCH = "//////"
-CROSS = {"marker": "x", "ms": 9, "mew": 2, "color": style.BAD}
 
 
 def _dot(chart: Chart, y: float, timed: Timed) -> None:

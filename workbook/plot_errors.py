@@ -31,7 +31,7 @@ BANDS = {
     "worst row": ("limit_rows", -LANE, ALLOWED),
     "whole": ("limit", LANE, ALLOWED | {"color": "#e3ecf6"}),
 }
-CROSS = {"marker": "x", "ms": 8, "mew": 2, "color": style.BAD, "lw": 0}
+CROSS = legend.CROSS | {"ms": 8}
 
 
 @dataclass(frozen=True)

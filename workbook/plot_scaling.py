@@ -18,9 +18,10 @@ from workbook.chart import (
     log_ticks,
     width_of,
 )
-from workbook.crossings import AXES, Crossing, Point
+from workbook.crossings import Crossing, Point
 from workbook.journal import Records
-from workbook.legend import REFERENCES, Timed
+from workbook.legend import CROSS, REFERENCES, Timed
+from workbook.record import AXES
 from workbook.style import LINE, SOFT, Picture, duration, factor, tick_time
 
 __all__ = ["scaling"]
@@ -29,7 +30,6 @@ HIGH = 2.7  # inches of the panels
 BETWEEN = 0.36  # inches between two of them
 NAMES = (*REFERENCES, "fused")
 FLOOR = {"color": style.FLOOR, "lw": 1.3, "ls": (0, (4, 2))}
-CROSS = {"marker": "x", "ms": 9, "mew": 2, "color": style.BAD, "lw": 0}
 EVEN = {"marker": "o", "ms": 9, "mfc": style.PAPER, "mec": style.INK, "lw": 0}
 
 Panels = dict[str, list[Point]]

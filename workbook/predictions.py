@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from workbook import ceilings, compare, journal, limits, paths
 from workbook.journal import Record, Records
 from workbook.spec import Problem, Size, Variant
+from workbook.variants import chosen_variants, method_of
 
 __all__ = ["predict"]
 
@@ -33,8 +34,8 @@ def predict(
     reach, shape = ceilings.measure_ceilings(device), p.shape(size)
     base = compare.base_of(p, size, device, mode)
     found = Records()
-    for v in compare.chosen_variants(p, variants, device, mode):
-        how = compare.method_of(p, v, shape, device, reach) or v.route
+    for v in chosen_variants(p, variants, device, mode):
+        how = method_of(p, v, shape, device, reach) or v.route
         floor = limits.floor_ms(p.least(v.reads, shape, how), reach, how)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]

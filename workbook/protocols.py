@@ -157,7 +157,7 @@ def protocol(
     if file is not None and variant is not None:
         raise ValueError("variant and file: got both, wants one of them")
     rule, full = PROTOCOLS[name], p.size(size)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     card = machine.card(device)  # NoDevice where it is not here
     source = _of_variant(p, variant or "fused", device) if file is None else _of_file(file)
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is not what we say

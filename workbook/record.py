@@ -11,10 +11,11 @@ from typing import Any
 
 from . import stats
 
-__all__ = ["FIELDS", "KINDS", "SCHEMA", "JournalError", "Record"]
+__all__ = ["AXES", "FIELDS", "KINDS", "SCHEMA", "JournalError", "Record"]
 
 SCHEMA = 1
 KINDS = ("build", "check", "bench", "ceiling", "prediction", "profile", "curve")
+AXES = ("B", "K", "N")  # of every shape: batch, in_features, out_features; a sweep is over one
 _ALWAYS = ("schema", "kind", "problem")  # written even when empty
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|\+00:00)")
 

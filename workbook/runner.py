@@ -169,12 +169,10 @@ def sections(cells: Iterable[Mapping]) -> list[str]:
 
 def stamp() -> dict:
     """What an executed notebook says about where and when it ran."""
-    import torch
-
     from workbook import machine
 
     return {
-        "machine": machine.describe("cuda" if torch.cuda.is_available() else "cpu"),
+        "machine": machine.describe(machine.default_device()),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 

@@ -24,7 +24,9 @@ from tqdm import tqdm
 from workbook import accuracy, ceilings, compare, journal, limits, machine, paths, timing
 from workbook.journal import Records
 from workbook.precision import ROUTES
-from workbook.spec import AXES, Problem, Size, Variant
+from workbook.record import AXES
+from workbook.spec import Problem, Size, Variant
+from workbook.variants import chosen_variants
 
 __all__ = ["sweep"]
 
@@ -183,10 +185,10 @@ def _chosen(
             f"{', '.join(sorted(there))}: leave routes out"
         )
     if names is None:
-        every = compare.chosen_variants(p, None, torch.device(device).type, mode)
+        every = chosen_variants(p, None, torch.device(device).type, mode)
         found = [v for v in every if v.name in NAMES and v.route in routes]
     else:
-        found = compare.chosen_variants(p, names, torch.device(device).type, mode)
+        found = chosen_variants(p, names, torch.device(device).type, mode)
     own = [v for v in p.variants if v.name == "compile"]
     return [dataclasses.replace(v, make=_compiled) if v in own else v for v in found]
 

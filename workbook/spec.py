@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbook.limits import Ceilings, Work
 
-__all__ = ["AXES", "EDGES", "SWEEPS", "Problem", "Size", "Step", "Variant"]
+__all__ = ["EDGES", "SWEEPS", "Problem", "Size", "Step", "Variant"]
 
 # A model, given once, becomes a function of its input: derived weights may be kept in between.
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
@@ -37,7 +37,6 @@ EDGES = (Size("one", (1, 1), 1), Size("odd", (97, 31), 7), Size("tall", (67, 33)
 
 # Device -> axis -> sizes that a sweep goes through, the others as in its laptop or paper size: from
 # a product of a few rows to 4 GB of weights (a GPU), or what two cores finish in half a minute.
-AXES = ("B", "K", "N")
 SWEEPS = {
     "cpu": {
         "B": (1, 4, 16, 64, 256, 1024, 4096),
@@ -182,8 +181,12 @@ class Problem:
         work = self.work[which](**shape)
         if method != "fp16x1" or which != "after" or self.outputs is None:
             return work
-        left = self.outputs(*(size for name, size in shape.items() if name not in "BK"))
-        return replace(work, read=work.read - 2.0 * shape["K"] * left)
+        return replace(work, read=work.read - 2.0 * shape["K"] * self.left(shape))
+
+    def left(self, shape: Mapping[str, int]) -> int:
+        """Outputs of a product that the algebra leaves at a shape; 0 where no product is left."""
+        given = (size for name, size in shape.items() if name not in ("B", "K"))
+        return 0 if self.outputs is None else self.outputs(*given)
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from workbook import chains, crossings, style
-from workbook.crossings import AXES, Crossing
+from workbook.crossings import Crossing
 from workbook.journal import Record, Records
 from workbook.legend import REFERENCES
 from workbook.precision import ROUTES
 from workbook.prose import Text
+from workbook.record import AXES
 from workbook.results import key_of, records
 from workbook.spec import Problem
 from workbook.tables import is_stale

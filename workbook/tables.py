@@ -72,13 +72,14 @@ def shares(bench: BenchResult, *more: BenchResult) -> Text:
 
 
 def _shares_row(bench: BenchResult, named: bool) -> str:
-    algebra, kernel = bench.ratio("eager", "algebra"), bench.ratio("algebra", "fused")
-    first, total = bench.records[0], bench.ratio("eager", "fused")
+    pairs = ("eager", "algebra"), ("algebra", "fused"), ("eager", "fused")
+    algebra, kernel, total = (style.ratio(bench.ratio(*pair)) for pair in pairs)
+    first = bench.records[0]
     shape = ", ".join(f"{k} = {v}" for k, v in first.shape.items())
     where = f"{first.card}, {first.size}: {shape}"
     if named:
         where = f"`{first.problem}`, {first.mode}, {where}"
-    return f"| {where} | {_times(algebra)} | {_times(kernel)} | **{_times(total)}** |"
+    return f"| {where} | {algebra} | {kernel} | **{total}** |"
 
 
 def _fold_in_words(bench: BenchResult) -> str:
@@ -90,10 +91,6 @@ def _fold_in_words(bench: BenchResult) -> str:
     after = "never pays" if whole == math.inf else f"is earned back after {whole} calls"
     after = after if whole != 1 else "is earned back by the first call"
     return f"Folding takes {style.duration(fold, 0.1)} and {after}."
-
-
-def _times(ratio: stats.Ratio) -> str:
-    return style.factor(ratio.median, min((ratio.q3 - ratio.q1) / ratio.median, 0.09))
 
 
 def ceiling_of_speedup(bench: BenchResult, slow: str = "eager") -> Text:
@@ -113,7 +110,7 @@ def gains(bench: BenchResult, fast: str, *slow: str) -> Text:
     where = f"{first.card}, {first.size}, {first.mode}, {first.date}"
     if fast not in there:
         return Text(f"{where}: `{fast}` is not in this run: older than it, or a GPU without it.")
-    lines = [f"- over `{s}`: {_times(bench.ratio(s, fast))}" for s in slow if s in there]
+    lines = [f"- over `{s}`: {style.ratio(bench.ratio(s, fast))}" for s in slow if s in there]
     return Text(f"{where}, `{fast}`:\n\n" + "\n".join(lines))
 
 
@@ -125,7 +122,7 @@ def yardstick_lines(kept: Records) -> Text:
     names = [key_of(r) for r in run.records]
     others = [n for n in names if n not in ("kernel", "fused")]
     lines = [
-        f"- {ours} over {other}: {_times(run.ratio(other, ours))}"
+        f"- {ours} over {other}: {style.ratio(run.ratio(other, ours))}"
         for other in others
         for ours in names
         if ours not in others
@@ -159,8 +156,8 @@ def is_stale(p: Problem, record: Record) -> bool:
 
 
 def _is_torch_now(p: Problem, record: Record) -> bool:
-    B, K, *left = record.shape.values()
-    return ways.best(record.route, B, K, p.outputs(*left), ways.PROCESSORS) == "torch"
+    B, K = record.shape["B"], record.shape["K"]
+    return ways.best(record.route, B, K, p.left(record.shape), ways.PROCESSORS) == "torch"
 
 
 def recorded(
@@ -241,7 +238,7 @@ def _summary_row(p: Problem, bench: BenchResult) -> str:
     found = {key_of(r): r for r in bench.records}
     cells = [_time_of(found.get(key)) for key in SUMMARY]
     ours, speedup = found["fused"], bench.ratio()
-    cells += [style.duration(ours.floor_ms, 0.01), _times(speedup)]
+    cells += [style.duration(ours.floor_ms, 0.01), style.ratio(speedup)]
     cells += [f"{ours.rel_error:.1e} / {ours.rel_error_eager:.1e}"]
     old = " (stale)" if is_stale(p, ours) else ""
     shape = ours.shape

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from workbook import accuracy, compare, journal, plot, results
+from workbook import accuracy, compare, journal, machine, plot, results
 from workbook.spec import Problem, Size
 
 __all__ = ["Trial", "try_kernel"]
@@ -52,7 +50,7 @@ def try_kernel(
     if not given.
     Raises BuildError with the compiler's words; a wrong result is no error, `.check` says so.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     variant = p.rung_of_text(text, device, form)
     rungs = [v.key for v in p.variants if v.is_rung and device in v.devices]

@@ -1,4 +1,4 @@
-"""The variants that every chain has, and rungs of its ladder, made from its op."""
+"""The variants that every chain has, rungs of its ladder from its op; which of them run here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from workbook import build, ops, paths, recipe
+from workbook import build, limits, ops, paths, recipe, split
 from workbook.fold import refresh
-from workbook.spec import Make, Predict, Variant
+from workbook.spec import Make, Predict, Problem, Variant
 
 __all__ = [
     "bare",
+    "chosen_variants",
     "kernels_digest",
     "library_of",
+    "method_of",
     "rung",
     "rung_of_text",
     "standard",
+    "that_run",
 ]
 
 
@@ -80,6 +83,7 @@ def standard(
         Variant(v.name, "torch", v.idea, v.make, ("cuda",), "tf32", reads=v.reads)
         for v in baselines
     ]
+    chosen_tf32 = "ModelNew where the user has chosen TF32"
     ours = [
         Variant(
             "fused", "kernel", "ModelNew: the fold kept fresh, our kernel", drop_in, files=files
@@ -92,10 +96,7 @@ def standard(
             files=files,
             reads="fold",
         ),
-        Variant(
-            "fused", "kernel", "ModelNew where the user has chosen TF32", drop_in, ("cuda",),
-            "tf32", files=files,
-        ),
+        Variant("fused", "kernel", chosen_tf32, drop_in, ("cuda",), "tf32", files=files),
     ]
     return (*baselines, *in_tf32, *ours)
 
@@ -216,3 +217,36 @@ def _make(
         return call
 
     return make
+
+
+# --- which of them run, and how they multiply -------------------------------------------------
+
+
+def chosen_variants(
+    p: Problem, names: Sequence[str | Variant] | None, device: str, mode: str = "eval"
+) -> list[Variant]:
+    """Those of the names, or every one that runs on the device in that mode and is no control."""
+    if names is not None and not names:
+        raise ValueError("variants: got none, wants keys of variants, or None for all")
+    if names is not None:
+        return [v if isinstance(v, Variant) else p.variant(v, device) for v in names]
+    return [v for v in that_run(p, device) if mode in v.modes and not v.is_control]
+
+
+def that_run(p: Problem, device: str) -> list[Variant]:
+    """The variants of a device, but for rungs of another GPU than the one here."""
+    there = [v for v in p.variants if device in v.devices]
+    return [v for v in there if v.implementation != "hopper" or split.is_here(device)]
+
+
+def method_of(
+    p: Problem, v: Variant, shape: Mapping[str, int], device: str | torch.device,
+    reach: limits.Ceilings,
+) -> str:  # fmt: skip
+    """fp16x3 or, in TF32, fp16x1 where a variant multiplies by halves at that shape, else ""."""
+    ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
+    if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
+        return ""
+    x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
+    by_halves = v.implementation == "hopper" or split.suits(x, p.left(shape), v.route)
+    return split.METHODS[v.route] if by_halves else ""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
-from workbook import chains
+from workbook import chains, machine
 from workbook.journal import Record, Records
 from workbook.prose import Text
 from workbook.protocols import NOT_RUN, PROTOCOLS, protocol
@@ -41,7 +39,7 @@ def protocol_table(
 
 def judged(p: Problem, device: str | None = None) -> Records:
     """ModelNew and the controls by both protocols, here, small."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.default_device(device)
     size = Size(LIVE, (*LIVE_FEATURES, *p.init_args("laptop")[2:]), LIVE_ROWS)
     chosen = [v for v in _here(p, device) if v.is_control or v.key == "fused"]
     return Records(
@@ -52,7 +50,9 @@ def judged(p: Problem, device: str | None = None) -> Records:
 
 
 def _section(p: Problem, every: Records, device: str | None) -> str:
-    found = [r for r in every if r.protocol] or judged(p, device)
+    told = [r for r in every if r.protocol]
+    files = Records(r for r in told if r.implementation == "file")  # somebody's, of whatever size
+    found = [r for r in told if r.implementation != "file"] or judged(p, device)
     best = max(found, key=lambda r: (r.device == "cuda", _rank(r.size), r.date))
     place = {"card": best.card, "device": best.device}
     ours = Records(found).query(**place, size=best.size).newest()
@@ -64,7 +64,7 @@ def _section(p: Problem, every: Records, device: str | None) -> str:
         _counted(controls, by),
         _table(p, controls, by, checks),
         _right(p, [v for v in _here(p, best.device) if not v.is_control], by),
-        _files(ours),
+        _files(files.query(**place).newest()),
     ]
     return "\n\n".join(filter(None, lines))
 
@@ -166,8 +166,7 @@ def _why(v: Variant, record: Record) -> str:
     return record.reason if record.mode in v.modes else f"it {_alone(v)}"
 
 
-def _files(ours: Records) -> str:
-    its = [r for r in ours if r.implementation == "file"]
+def _files(its: Records) -> str:
     return "\n".join(
         f"- file `{r.variant}`, {r.protocol}: {'accepted' if r.passed else f'rejected: {r.reason}'}"
         for r in its
