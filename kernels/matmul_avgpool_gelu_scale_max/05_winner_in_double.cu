@@ -1,7 +1,8 @@
 // Rung 5: the product only has to find which u wins; its value is computed once more, in double.
 //   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
 //   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
-// Who owns what: a block owns a sample: 128 threads, or 32 where its rows are short.
+// Who owns what: a block owns a sample: 128 threads, 32 where its rows are short, 1024 where samples
+//   are few and their rows long.
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
 // Against rung 4: the error is the answer's own rounding. A large batch with many groups goes
 //   without: there it would cost a tenth of the product, and the largest of many is far from 0.
@@ -9,6 +10,7 @@
 #include "reduce.cuh"
 constexpr int kManyGroups = 256, kNowhere = 0x7fffffff;
 constexpr int64_t kCheap = 1 << 21, kShortRow = 1024;  // elements of x; K
+constexpr int64_t kFew = 128, kLongRow = 4096;         // samples, which leave processors idle; K
 
 template <int Threads, int Width>  // threads a sample; floats a load
 __global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolChain p, bool again) {
@@ -55,6 +57,7 @@ cudaError_t launch_threads(const PoolChain& p, cudaStream_t stream) {
 }
 
 cudaError_t launch(const PoolChain& p, cudaStream_t stream) {
-  return p.K <= kShortRow && p.M <= kManyGroups ? launch_threads<kWarp>(p, stream)
-                                                : launch_threads<128>(p, stream);
+  if (p.K <= kShortRow && p.M <= kManyGroups) return launch_threads<kWarp>(p, stream);
+  return p.B <= kFew && p.K >= kLongRow ? launch_threads<1024>(p, stream)
+                                        : launch_threads<128>(p, stream);
 }
