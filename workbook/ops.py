@@ -149,7 +149,8 @@ class FusedOp:
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
     vjp(grad, y, needed, x, *parameters, *options) -> gradients of x and the parameters, None where
     not `needed`: instead of running the reference again, but for gradients of gradients and other
-    rare ways back.
+    rare ways back, or where it returns None. y is None but for a vjp that `reads_y`: kept for one,
+    it can't be edited in place any more.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -172,10 +173,11 @@ class FusedOp:
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
-        vjp: Callable[..., tuple[Tensor | None, ...]] | None = None,
+        vjp: Callable[..., tuple[Tensor | None, ...] | None] | None = None,
+        reads_y: bool = False,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
-        self.fold_options, self.vjp = fold_options, vjp
+        self.fold_options, self.vjp, self.reads_y = fold_options, vjp, reads_y
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
         self.whole, self.dtype, self.computes = whole, dtype, computes
@@ -209,7 +211,7 @@ class FusedOp:
 
     def _save(self, ctx: object, inputs: tuple, output: object) -> None:
         saved = inputs[: self.parameters + 1]
-        ctx.save_for_backward(*saved, *([output] if self.vjp else []))
+        ctx.save_for_backward(*saved, *([output] if self.reads_y else []))
         ctx.options = inputs[self.parameters + 1 :]
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[1:])
@@ -289,9 +291,11 @@ class FusedOp:
         saved = ctx.saved_tensors  # once: checkpointing unpacks no second time
         tensors = saved[: self.parameters + 1]
         needed = ctx.needs_input_grad[: len(tensors)]
+        y = saved[-1] if self.reads_y else None
+        found = None
         if self.vjp and normal.is_usual(grad):
-            found = self.vjp(grad, saved[-1], needed, *tensors, *ctx.options)
-        else:
+            found = self.vjp(grad, y, needed, *tensors, *ctx.options)
+        if found is None:
             found = self._vjp_of_reference(grad, needed, tensors, ctx.options)
         return (*found, *(None for _ in ctx.options))
 

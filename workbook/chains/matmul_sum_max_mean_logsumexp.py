@@ -111,6 +111,7 @@ OP = ops.FusedOp(
     dtype=torch.float64,  # K numbers can afford it
     computes={**ops.COMPUTES, torch.float32: torch.float64},
     vjp=_vjp,
+    reads_y=True,
 )
 
 
