@@ -10,7 +10,6 @@ what is left, and large numbers that would cancel behind the product are gone. N
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -18,12 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbook import gemm, ops, split, sums
+from workbook.chains import gemm_batchnorm_scale_softmax_run_back as back
+from workbook.chains.gemm_batchnorm_scale_softmax_run_back import (
+    CENTRE_SLICES,
+    GROUPS,
+    centre,
+    halves,
+)
 
 __all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
 
 SLUG = "gemm_batchnorm_scale_softmax"
-CENTRE_SLICES = 4  # of a group: kCentreSlices of the CUDA kernel, as GROUPS is its kGroups
-GROUPS = 5  # parts of a batch, of whose means the median is taken: one far row moves no median
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
@@ -166,6 +170,7 @@ EVAL = ops.FusedOp(
         "cuda": ops.Kernel("tiles", ("04_tiles.cu",)),
         "hopper": ops.Kernel("split", ("04_tiles.cu",), split.SHARED),
     },
+    vjp=back.vjp,
 )
 
 
@@ -178,37 +183,6 @@ def reference_of_batch(
     """The original chain as a function, differentiable; it moves no running statistics."""
     z = F.linear(x, weight, bias)
     return F.softmax(scale * F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps), dim=1)
-
-
-def centre(x: Tensor) -> Tensor:
-    """c (K) of x (B, K): for each feature the median of the means of up to GROUPS parts of x.
-
-    Any c would do for the algebra. The mean is what makes x - c small, but one far row pulls it
-    away from all the others, whose differences then lose the digits of what they have in common.
-    """
-    groups = min(GROUPS, x.size(0))
-    rows = x.size(0) // groups
-    parts = x[: groups * rows].unflatten(0, (groups, rows))
-    return _median(torch.matmul(x.new_full((1, rows), 1 / rows), parts).squeeze(1))
-
-
-def _median(means: Tensor) -> Tensor:
-    """Of each column of means (groups, K), the lower one of two; torch's own sorts one by one."""
-    if means.is_cuda:
-        return means.median(0).values
-    lines = list(means)
-    for last in range(len(lines) - 1, (len(lines) - 1) // 2, -1):  # the larger half goes
-        for i in range(last):
-            low = torch.minimum(lines[i], lines[i + 1])
-            lines[i + 1] = torch.maximum(lines[i], lines[i + 1])
-            lines[i] = low
-        lines.pop()
-    return functools.reduce(torch.maximum, lines)
-
-
-def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
-    """(x - c) / 2: of two finite numbers half of the difference is finite, and the factor exact."""
-    return torch.add(c * -0.5, x, alpha=0.5, out=out)
 
 
 def _spread(mean: Tensor) -> Tensor:
@@ -226,7 +200,7 @@ def plain_of_batch(
     Torch's own BatchNorm on the halves, with scale in its affine and a quarter of eps.
     """
     kappa, N, mean_x = scale.reshape(-1), weight.size(0), x.mean(0, dtype=torch.float64)
-    z = torch.mm(_halves(x, centre(x), torch.empty_like(x)), weight.T)
+    z = torch.mm(halves(x, centre(x), torch.empty_like(x)), weight.T)
     mean, var = x.new_zeros(N), x.new_zeros(N)
     nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
     t = F.batch_norm(z, mean, var, gamma * kappa, beta * kappa + nothing, True, 1.0, eps / 4)
@@ -256,7 +230,7 @@ def _run_batch_blocks(
     (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
     half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
-    _halves(x, centre(x), half[:B])
+    halves(x, centre(x), half[:B])
     if rows > B:
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
@@ -297,7 +271,7 @@ def _run_batch_tiles(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+        return torch.mm(halves(x, c, torch.empty_like(x)), weight.T)
 
     return _run_batch(run, x, parameters, options, multiply)
 
@@ -337,6 +311,7 @@ TRAIN = ops.FusedOp(
         "cuda": ops.Kernel("tiles", BATCH_FILES),
         "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },
+    vjp=back.vjp_of_batch,
 )
 
 
