@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["later", "of_input", "of_linear", "of_weight", "through"]
+__all__ = ["is_capturing", "later", "of_input", "of_linear", "of_weight", "through"]
 
 
 def through(
@@ -60,6 +60,11 @@ def of_linear(
         of_weight(dz, x, weight) if needed[1] else None,
         dz.sum(0) if needed[2] else None,
     )
+
+
+def is_capturing(x: Tensor) -> bool:
+    """True where what is done with x becomes part of a CUDA graph."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def later(flag: Tensor) -> Callable[[], bool]:
