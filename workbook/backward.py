@@ -1,6 +1,6 @@
-"""A chain's way back in three steps, from a product made again instead of the chain run again.
+"""A chain's way back in three steps, from its product instead of the chain run again.
 
-    z = x W^T + b      by whatever makes it fastest: the caller's
+    z = x W^T + b      kept by the way there, or made again by whatever makes it fastest
     dz, d_others       of the tail, by torch's own gradients from z on: ties go as they go there
     dx = dz W,  dW = dz^T x,  db = sum_i dz[i]      two products, as of any Linear
 
@@ -9,12 +9,51 @@ The products run as torch's own would, on the route that the user has chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["is_capturing", "later", "of_input", "of_linear", "of_weight", "through"]
+__all__ = [
+    "is_capturing",
+    "keep",
+    "keeping",
+    "later",
+    "of_input",
+    "of_linear",
+    "of_weight",
+    "room",
+    "through",
+]
+
+_held = threading.local()
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[list[Tensor]]:
+    """What is kept for the way back while this lasts, in this thread."""
+    before, _held.tensors = getattr(_held, "tensors", None), []
+    try:
+        yield _held.tensors
+    finally:
+        _held.tensors = before
+
+
+def keep(tensor: Tensor) -> None:
+    """Keep a tensor that nobody changes any more, if there will be a way back."""
+    if getattr(_held, "tensors", None) is not None:
+        _held.tensors.append(tensor)
+
+
+def room(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+    """An empty tensor that is kept, to copy to what is changed in place; None without a way
+    back."""
+    if getattr(_held, "tensors", None) is None:
+        return None
+    keep(like.new_empty(shape))
+    return _held.tensors[-1]
 
 
 def through(

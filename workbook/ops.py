@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbook import build, normal, paths, recipe, toolchain
+from workbook import backward, build, normal, paths, recipe, toolchain
 from workbook.fold import FoldCache
 
 __all__ = [
@@ -147,10 +147,10 @@ class FusedOp:
     forms: by name; kernels: the best one for cpu, cuda and, where its form suits, hopper.
     dtype: what kernels want folds in.
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
-    vjp(grad, y, needed, x, *parameters, *options) -> gradients of x and the parameters, None where
-    not `needed`: instead of running the reference again, but for gradients of gradients and other
-    rare ways back, or where it returns None. y is None but for a vjp that `reads_y`: kept for one,
-    it can't be edited in place any more.
+    vjp(grad, kept, needed, x, *parameters, *options) -> gradients of x and the parameters, None
+    where not `needed`: instead of running the reference again, but for gradients of gradients and
+    other rare ways back, or where it returns None. kept: what a form gave to `backward.keep`, or
+    () where none did; (y,) for a vjp that `reads_y`, which then can't be edited in place.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -209,26 +209,29 @@ class FusedOp:
                     return self._with_gradients(x, *arguments)
         return self._forward(x, *arguments)
 
-    def _save(self, ctx: object, inputs: tuple, output: object) -> None:
+    def _save(
+        self, ctx: object, inputs: tuple, output: object, kept: Sequence[Tensor] = ()
+    ) -> None:
         saved = inputs[: self.parameters + 1]
-        ctx.save_for_backward(*saved, *([output] if self.reads_y else []))
+        ctx.save_for_backward(*saved, *([output] if self.reads_y else kept))
         ctx.options = inputs[self.parameters + 1 :]
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[1:])
 
     def _function(self) -> type[torch.autograd.Function]:
-        forward, backward, save = self._forward, self._backward, self._save
+        forward, back, save = self._forward, self._backward, self._save
 
         class Eager(torch.autograd.Function):
             @staticmethod
             def forward(ctx: object, *inputs: object) -> object:
-                output = forward(*inputs)
-                save(ctx, inputs, output)
+                with backward.keeping() as kept:
+                    output = forward(*inputs)
+                save(ctx, inputs, output, kept)
                 return output
 
             @staticmethod
             def backward(ctx: object, *grads: Tensor) -> tuple:
-                return backward(ctx, *grads)
+                return back(ctx, *grads)
 
         return Eager
 
@@ -291,10 +294,9 @@ class FusedOp:
         saved = ctx.saved_tensors  # once: checkpointing unpacks no second time
         tensors = saved[: self.parameters + 1]
         needed = ctx.needs_input_grad[: len(tensors)]
-        y = saved[-1] if self.reads_y else None
-        found = None
+        kept, found = saved[len(tensors) :], None
         if self.vjp and normal.is_usual(grad):
-            found = self.vjp(grad, y, needed, *tensors, *ctx.options)
+            found = self.vjp(grad, kept, needed, *tensors, *ctx.options)
         if found is None:
             found = self._vjp_of_reference(grad, needed, tensors, ctx.options)
         return (*found, *(None for _ in ctx.options))

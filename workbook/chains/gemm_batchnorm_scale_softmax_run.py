@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, ops, split, sums
+from workbook import backward, gemm, ops, split, sums
 from workbook.chains import gemm_batchnorm_scale_softmax_run_back as back
 from workbook.chains.gemm_batchnorm_scale_softmax_run_back import (
     CENTRE_SLICES,
@@ -111,13 +111,21 @@ def _run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, option
 def _run_tiles(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
 ) -> Tensor:
-    y = torch.mm(x, parameters[0].T)
+    y = _kept(torch.mm(x, parameters[0].T))
     run(y, *folded, _tiles_of(y))
     return y
 
 
 def _suits(x: Tensor, weight: Tensor, *_: object) -> bool:
     return split.suits(x, weight.size(0))
+
+
+def _kept(z: Tensor) -> Tensor:
+    """z itself, a copy of which is kept for the way back if there will be one."""
+    copy = backward.room(z.shape, z)
+    if copy is not None:
+        copy.copy_(z)
+    return z
 
 
 def _added(parts: Tensor) -> Tensor:
@@ -130,7 +138,7 @@ def _run_split(
 ) -> Tensor:
     """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
     weight = parameters[0]
-    y = _added(split.product(x, split.kept(weight), whole=weight))
+    y = _kept(_added(split.product(x, split.kept(weight), whole=weight)))
     run(y, *folded, _tiles_of(y))
     return y
 
@@ -142,9 +150,12 @@ def _run_blocks(
     partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
     product, blocks = gemm.short_chains(x), _blocks(x.size(0), weight.size(0))
     y = product(weight) if len(blocks) == 1 else _softmax_like(x, weight)
+    z = backward.room(y.shape, y)
     for first, last in blocks:
         if len(blocks) > 1:
             product(weight[first:last], y[:, first:last])
+        if z is not None:
+            z[:, first:last] = y[:, first:last]
         run(y, *folded, partial, first, last)
     return y
 
@@ -230,7 +241,9 @@ def _run_batch_blocks(
     (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
     half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
-    halves(x, centre(x), half[:B])
+    own, c = backward.room((B, N), x), centre(x)
+    backward.keep(c)
+    halves(x, c, half[:B])
     if rows > B:
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
@@ -240,6 +253,8 @@ def _run_batch_blocks(
     for first, last in blocks:
         if len(blocks) > 1:
             product(weight[first:last], z[:, first:last])
+        if own is not None:
+            own[:, first:last] = z[:B, first:last]
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
@@ -260,7 +275,8 @@ def _run_batch(
     scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
     _beside(run, "centre")(x, scratch, total, c)
     _beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
-    y = multiply(x, c, weight)
+    y = _kept(multiply(x, c, weight))
+    backward.keep(c)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
     _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
     run(y, *map_, _tiles_of(y))

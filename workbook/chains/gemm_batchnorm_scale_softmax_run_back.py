@@ -1,6 +1,6 @@
 """The BatchNorm chain's way back, and the centre of a batch, which both ways take from x.
 
-    z = x W^T + b once more, dz through BatchNorm, scale and softmax, then the Linear's two products
+    z = x W^T + b, kept or once more; dz through BatchNorm, scale and softmax; two products
 
 In train mode the dz of a feature sum to 0 over the batch, and z matters up to a constant: both
 products with x may be products with x - c, without the digits that the rows have in common.
@@ -76,18 +76,19 @@ def _softmax(normed: Tensor, scale: Tensor) -> Tensor:
 
 
 def vjp(
-    grad: Tensor, _: None, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    grad: Tensor, kept: Sequence[Tensor], needed: Sequence[bool],
+    x: Tensor, weight: Tensor, bias: Tensor,
     gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, scale: Tensor, batches: Tensor,
     eps: float,
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
-    """By running statistics: gradients of x, weight, bias, gamma, beta and scale."""
+    """By running statistics: gradients of x, weight, bias, gamma, beta and scale. kept: x W^T."""
     if not _usable(x) or needed[5] or needed[6]:
         return None
 
     def tail(z: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor) -> Tensor:
         return _softmax(F.batch_norm(z, mean, var, gamma, beta, False, 0.0, eps), scale)
 
-    z = _product(x, weight, whole=weight).add_(bias)
+    z = (kept[0] if kept else _product(x, weight, whole=weight)) + bias
     wanted = any(needed[:3]), needed[3], needed[4], needed[7]
     dz, dgamma, dbeta, dscale = backward.through(tail, grad, z, (gamma, beta, scale), wanted)
     linear = backward.of_linear(dz, needed, x, weight)
@@ -95,19 +96,21 @@ def vjp(
 
 
 def vjp_of_batch(
-    grad: Tensor, _: None, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    grad: Tensor, kept: Sequence[Tensor], needed: Sequence[bool],
+    x: Tensor, weight: Tensor, bias: Tensor,
     gamma: Tensor, beta: Tensor, scale: Tensor, eps: float,
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     """By the batch's own statistics, from the product of (x - c) / 2: the eps of its variance is a
-    quarter, its dz are twice those of x W^T."""
+    quarter, its dz are twice those of x W^T. kept: that product, and c."""
     if not _usable(x):
         return None
 
     def tail(z: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor) -> Tensor:
         return _softmax(F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps / 4), scale)
 
-    half = halves(x, centre(x), torch.empty_like(x, memory_format=torch.contiguous_format))
-    z = _product(half, weight, whole=None)
+    c = kept[1] if kept else centre(x)
+    half = halves(x, c, torch.empty_like(x, memory_format=torch.contiguous_format))
+    z = kept[0] if kept else _product(half, weight, whole=None)
     nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
     wanted = any(needed[:3]), needed[3], needed[4], needed[5]
     others = gamma, beta + nothing, scale

@@ -231,7 +231,7 @@ def _pooled(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
 
 
 def _vjp(
-    grad: Tensor, _: None, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    grad: Tensor, _: object, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
     pool: int, scale: float,
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     if ops.is_watched() or x.dtype not in (torch.float32, torch.float64):

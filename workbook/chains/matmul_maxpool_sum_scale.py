@@ -142,7 +142,7 @@ def _output(x: Tensor, *arguments: object) -> Tensor:
 
 
 def _vjp(
-    grad: Tensor, _: None, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    grad: Tensor, _: object, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
     pool: int, scale: float,
 ) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     """Of float32 pairs, by the fold of the way there; not where a tracer can't look it up, nor
