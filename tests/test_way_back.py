@@ -25,8 +25,7 @@ from kit import (
 from torch import nn
 from way_back import assert_gradients_accurate, gradients_in_double, terms_of
 
-from workbook import backward, ops
-from workbook.chains import gemm_batchnorm_scale_softmax_run as bn_run
+from workbook import ops
 from workbook.chains import gemm_batchnorm_scale_softmax_run_back as bn_back
 from workbook.chains import matmul_avgpool_gelu_scale_max_back as avg_back
 from workbook.chains import matmul_maxpool_sum_scale_back as max_back
@@ -136,7 +135,7 @@ def test_a_large_mean_costs_the_way_back_no_digits(monkeypatch):
         return max((a / b).item() for a, b in away)
 
     assert worst() < 0.1
-    monkeypatch.setattr(bn_run, "centre", lambda x: x.new_zeros(x.size(1)))
+    monkeypatch.setattr(bn_back, "centre", lambda x: x.new_zeros(x.size(1)))
     assert worst() > 0.1, "the control: x as it is"
 
 
@@ -146,26 +145,15 @@ def test_a_product_that_was_not_kept_is_made_again(subject, state, monkeypatch):
     """As where the way there was torch's own."""
     reference, new = subject.twins(K, N)
     put(state, reference, new)
-    assert_accurate(reference, new, X)
-    kept, usual = [], ops.FusedOp._save
-    monkeypatch.setattr(backward, "keep", kept.append)
-    monkeypatch.setattr(backward, "room", lambda shape, like: None)
-    monkeypatch.setattr(ops.FusedOp, "_save", lambda *given: usual(*given[:4]))
-    assert_accurate(reference, new, X)
+    usual, runs = ops.FusedOp.run_kernel, []
 
+    def run(*given, kept):
+        runs.append(len(kept) if kept is not None else -1)
+        return usual(*given)
 
-@pytest.mark.parametrize("subject", [BN, BN_TRAIN], ids=str)
-def test_what_is_kept_is_let_go(subject):
-    """Without a way back nothing is kept, and after one no thread holds it."""
-    new = subject.new(K, N)
-    with torch.no_grad():
-        new(X)
-    with backward.keeping() as outer:
-        with backward.keeping() as inner:
-            backward.keep(X)
-        assert len(inner) == 1 and not outer
-        assert backward.room((2, 3), X).shape == (2, 3) and len(outer) == 1
-    assert backward.room((2, 3), X) is None
+    monkeypatch.setattr(ops.FusedOp, "run_kernel", run)
+    assert_accurate(reference, new, X)
+    assert 0 in runs, "a way there, with a way back, that keeps nothing"
 
 
 @pytest.mark.parametrize("subject", [AVG, MAX], ids=str)

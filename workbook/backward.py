@@ -9,51 +9,12 @@ The products run as torch's own would, on the route that the user has chosen.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "is_capturing",
-    "keep",
-    "keeping",
-    "later",
-    "of_input",
-    "of_linear",
-    "of_weight",
-    "room",
-    "through",
-]
-
-_held = threading.local()
-
-
-@contextlib.contextmanager
-def keeping() -> Iterator[list[Tensor]]:
-    """What is kept for the way back while this lasts, in this thread."""
-    before, _held.tensors = getattr(_held, "tensors", None), []
-    try:
-        yield _held.tensors
-    finally:
-        _held.tensors = before
-
-
-def keep(tensor: Tensor) -> None:
-    """Keep a tensor that nobody changes any more, if there will be a way back."""
-    if getattr(_held, "tensors", None) is not None:
-        _held.tensors.append(tensor)
-
-
-def room(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-    """An empty tensor that is kept, to copy to what is changed in place; None without a way
-    back."""
-    if getattr(_held, "tensors", None) is None:
-        return None
-    keep(like.new_empty(shape))
-    return _held.tensors[-1]
+__all__ = ["is_capturing", "later", "of_input", "of_linear", "of_weight", "through"]
 
 
 def through(

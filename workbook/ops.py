@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbook import backward, build, normal, paths, recipe, toolchain
+from workbook import build, normal, paths, recipe, toolchain
 from workbook.fold import FoldCache
 
 __all__ = [
@@ -113,6 +113,7 @@ class Form:
     call(run, x, parameters, folded, options) -> y, on float32 x (B, K) of any stride; it allocates
     y. flags: the form's macros, for binding and kernel. reads: "before" where it takes the
     parameters as they are (folded is then empty), "after" where it takes the folded ones.
+    keeps: call also takes `kept`, a list to add to what a vjp wants, None where there is none.
     fold: instead of the op's. suits(x, *parameters, *options): where a form for hopper is taken.
     """
 
@@ -121,6 +122,7 @@ class Form:
     reads: str = "after"
     fold: Callable[..., tuple[Tensor, ...]] | None = None
     suits: Callable[..., bool] | None = None
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,8 @@ class FusedOp:
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
     vjp(grad, kept, needed, x, *parameters, *options) -> gradients of x and the parameters, None
     where not `needed`: instead of running the reference again, but for gradients of gradients and
-    other rare ways back, or where it returns None. kept: what a form gave to `backward.keep`, or
-    () where none did; (y,) for a vjp that `reads_y`, which then can't be edited in place.
+    other rare ways back, or where it returns None. kept: what a form that `keeps` has added, else
+    (); (y,) for a vjp that `reads_y`, which can then not be edited in place.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -224,8 +226,8 @@ class FusedOp:
         class Eager(torch.autograd.Function):
             @staticmethod
             def forward(ctx: object, *inputs: object) -> object:
-                with backward.keeping() as kept:
-                    output = forward(*inputs)
+                kept = []
+                output = forward(*inputs, kept=kept)
                 save(ctx, inputs, output, kept)
                 return output
 
@@ -256,12 +258,15 @@ class FusedOp:
             return tuple(t.to(x.dtype) for t in found)
         return found.to(x.dtype)
 
-    def run_kernel(self, run: Callable, form: Form, x: Tensor, *arguments: object) -> object:
+    def run_kernel(
+        self, run: Callable, form: Form, x: Tensor, *arguments: object, kept: list | None = None
+    ) -> object:
         """A kernel of the problem's binding on float32 x (B, K)."""
         before = form.reads == "before"
         folded = () if before else self.folded(self.dtype, *arguments, form=form)
         split = self.parameters
-        return form.call(run, x, arguments[:split], folded, arguments[split:])
+        more = {"kept": kept} if form.keeps else {}
+        return form.call(run, x, arguments[:split], folded, arguments[split:], **more)
 
     def place(self, x: Tensor, *arguments: object) -> str:
         """Whose kernel x takes: cpu, cuda or hopper."""
@@ -278,13 +283,14 @@ class FusedOp:
             self._runs[place] = built(self.slug, device, best.files, flags)
         return self._runs[place]
 
-    def _forward(self, x: Tensor, *arguments: object) -> object:
+    def _forward(self, x: Tensor, *arguments: object, kept: list | None = None) -> object:
         """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             place = self.place(x, *arguments)
             run = self.kernel(place)
             if run is not None:
-                return self.run_kernel(run, self.forms[self.kernels[place].form], x, *arguments)
+                form = self.forms[self.kernels[place].form]
+                return self.run_kernel(run, form, x, *arguments, kept=kept)
         if x.dtype not in self.computes:
             return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])

@@ -16,16 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import backward, gemm, ops, split, sums
+from workbook import gemm, ops, split, sums
 from workbook.chains import gemm_batchnorm_scale_softmax_run_back as back
-from workbook.chains.gemm_batchnorm_scale_softmax_run_back import (
-    CENTRE_SLICES,
-    GROUPS,
-    centre,
-    halves,
-)
 
-__all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
+__all__ = ["EVAL", "TRAIN", "fold", "plain", "track"]
 
 SLUG = "gemm_batchnorm_scale_softmax"
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
@@ -109,9 +103,10 @@ def _run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, option
 
 
 def _run_tiles(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    y = _kept(torch.mm(x, parameters[0].T))
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> Tensor:  # fmt: skip
+    y = _kept(torch.mm(x, parameters[0].T), kept)
     run(y, *folded, _tiles_of(y))
     return y
 
@@ -120,11 +115,10 @@ def _suits(x: Tensor, weight: Tensor, *_: object) -> bool:
     return split.suits(x, weight.size(0))
 
 
-def _kept(z: Tensor) -> Tensor:
-    """z itself, a copy of which is kept for the way back if there will be one."""
-    copy = backward.room(z.shape, z)
-    if copy is not None:
-        copy.copy_(z)
+def _kept(z: Tensor, kept: list | None) -> Tensor:
+    """z itself, of which `kept` gets a copy."""
+    if kept is not None:
+        kept.append(z.clone())
     return z
 
 
@@ -134,29 +128,33 @@ def _added(parts: Tensor) -> Tensor:
 
 
 def _run_split(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> Tensor:  # fmt: skip
     """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
     weight = parameters[0]
-    y = _kept(_added(split.product(x, split.kept(weight), whole=weight)))
+    y = _kept(_added(split.product(x, split.kept(weight), whole=weight)), kept)
     run(y, *folded, _tiles_of(y))
     return y
 
 
 def _run_blocks(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> Tensor:  # fmt: skip
     weight, x = parameters[0], ops.adjacent(x)
     partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
     product, blocks = gemm.short_chains(x), _blocks(x.size(0), weight.size(0))
     y = product(weight) if len(blocks) == 1 else _softmax_like(x, weight)
-    z = backward.room(y.shape, y)
+    z = None if kept is None else torch.empty_like(y)
     for first, last in blocks:
         if len(blocks) > 1:
             product(weight[first:last], y[:, first:last])
         if z is not None:
             z[:, first:last] = y[:, first:last]
         run(y, *folded, partial, first, last)
+    if kept is not None:
+        kept.append(z)
     return y
 
 
@@ -172,9 +170,9 @@ EVAL = ops.FusedOp(
     arguments=eval_arguments,
     forms={
         "tail": ops.Form(_run_tail),
-        "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",)),
-        "tiles": ops.Form(_run_tiles, ("-DWB_TILES",)),
-        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits),
+        "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",), keeps=True),
+        "tiles": ops.Form(_run_tiles, ("-DWB_TILES",), keeps=True),
+        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits, keeps=True),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",), gemm.NARROW_PRODUCT),
@@ -211,7 +209,7 @@ def plain_of_batch(
     Torch's own BatchNorm on the halves, with scale in its affine and a quarter of eps.
     """
     kappa, N, mean_x = scale.reshape(-1), weight.size(0), x.mean(0, dtype=torch.float64)
-    z = torch.mm(halves(x, centre(x), torch.empty_like(x)), weight.T)
+    z = torch.mm(back.halves(x, back.centre(x), torch.empty_like(x)), weight.T)
     mean, var = x.new_zeros(N), x.new_zeros(N)
     nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
     t = F.batch_norm(z, mean, var, gamma * kappa, beta * kappa + nothing, True, 1.0, eps / 4)
@@ -234,16 +232,16 @@ def train_arguments(model: nn.Module) -> tuple:
 
 
 def _run_batch_blocks(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
     (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
     half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
-    own, c = backward.room((B, N), x), centre(x)
-    backward.keep(c)
-    halves(x, c, half[:B])
+    c, own = back.centre(x), None if kept is None else x.new_empty((B, N))
+    back.halves(x, c, half[:B])
     if rows > B:
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
@@ -257,26 +255,30 @@ def _run_batch_blocks(
             own[:, first:last] = z[:B, first:last]
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
+    if kept is not None:
+        kept += own, c
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
     # its last rows are gone, the others stay where they are
     return z.resize_(B, N), (mean + vectors[0]).float(), var
 
 
 def _run_batch(
-    run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable,
+    kept: list | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """multiply(x, c, weight) -> the product of (x - c) / 2."""
     weight, *vectors = parameters
     B, N = x.size(0), weight.size(0)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     x, K = ops.adjacent(x), x.size(1)
     map_, mean, var, c = (x.new_empty(shape) for shape in ((3, N), (N,), (N,), (K,)))
-    slices = min(GROUPS, B) * CENTRE_SLICES + 1
+    slices = min(back.GROUPS, B) * back.CENTRE_SLICES + 1
     scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
     _beside(run, "centre")(x, scratch, total, c)
     _beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
-    y = _kept(multiply(x, c, weight))
-    backward.keep(c)
+    y = _kept(multiply(x, c, weight), kept)
+    if kept is not None:
+        kept.append(c)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
     _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
     run(y, *map_, _tiles_of(y))
@@ -284,21 +286,23 @@ def _run_batch(
 
 
 def _run_batch_tiles(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return torch.mm(halves(x, c, torch.empty_like(x)), weight.T)
+        return torch.mm(back.halves(x, c, torch.empty_like(x)), weight.T)
 
-    return _run_batch(run, x, parameters, options, multiply)
+    return _run_batch(run, x, parameters, options, multiply, kept)
 
 
 def _run_batch_split(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
         return _added(split.product(x, split.kept(weight), centre=c))
 
-    return _run_batch(run, x, parameters, options, multiply)
+    return _run_batch(run, x, parameters, options, multiply, kept)
 
 
 CPU_SHARED = (*gemm.NARROW_PRODUCT, sums.COLUMN_SUM[0])
@@ -316,10 +320,10 @@ TRAIN = ops.FusedOp(
     output=_outputs,
     arguments=train_arguments,
     forms={
-        "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), reads="before"),
-        "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), reads="before"),
+        "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), "before", keeps=True),
+        "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), "before", keeps=True),
         "split": ops.Form(
-            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), reads="before", suits=_suits
+            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), "before", suits=_suits, keeps=True
         ),
     },
     kernels={
