@@ -28,6 +28,7 @@ from kit import drawn, needs_compiler, outcome
 from torch import Tensor, nn
 
 from workbook.chains import gemm_batchnorm_scale_softmax as chain
+from workbook.chains import gemm_batchnorm_scale_softmax_run_eval as by_running
 
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
 STEPS = {mode: [s for s in PROBLEM.steps if s.mode == mode] for mode in ("eval", "train")}
@@ -206,26 +207,26 @@ def test_the_fold_is_one_map_a_feature(dtype, shape):
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
 def test_the_centre_is_a_median_of_means(B, K, seed):
     x = drawn((B, K), seed)
-    count = min(running.GROUPS, B)
+    count = min(running.back.GROUPS, B)
     means = torch.stack([part.mean(0) for part in x[: B // count * count].chunk(count)])
-    torch.testing.assert_close(running.centre(x), means.median(0).values)
-    assert torch.equal(running._median(means), means.median(0).values)
+    torch.testing.assert_close(running.back.centre(x), means.median(0).values)
+    assert torch.equal(running.back._median(means), means.median(0).values)
 
 
 def test_one_far_row_moves_no_centre():
     """A mean would follow it, and the others would lose the digits of what they have in common."""
     x = drawn((50, 20), 3) + 1000
     x[7] = 1e30
-    assert (running.centre(x) - 1000).abs().max() < 2
+    assert (running.back.centre(x) - 1000).abs().max() < 2
 
 
 def test_half_of_a_difference_is_finite_and_rounded_once():
     x, c = drawn((5, 40), 3), drawn((40,), 4)
-    half = running._halves(x, c, torch.empty_like(x))
+    half = running.back.halves(x, c, torch.empty_like(x))
     exact = (x.double() - c.double()) / 2
     assert ((half - exact).abs() <= U32 * exact.abs()).all()
     huge = torch.full((1, 3), 3e38)
-    assert (running._halves(huge, -huge[0], torch.empty_like(huge)) == 3e38).all()
+    assert (running.back.halves(huge, -huge[0], torch.empty_like(huge)) == 3e38).all()
 
 
 @pytest.mark.parametrize("columns", [0, 1, 63, 64, 65, 255, 256, 257, 1000])
@@ -241,10 +242,11 @@ def test_a_mean_is_spread_over_rows_without_a_trace(columns):
 @pytest.mark.parametrize("B", [0, 1, 2, 1024, 5000])
 @pytest.mark.parametrize("N", [1, 2047, 2048, 2049, 8192, 10_000_000])
 def test_blocks_of_features_are_a_row(B, N):
-    blocks = running._blocks(B, N)
+    blocks = running.blocks_of(B, N)
     assert blocks[0][0] == 0 and blocks[-1][1] == N
     assert all(a[1] == b[0] for a, b in zip(blocks, blocks[1:], strict=False))
-    assert all(0 < last - first <= max(running.BLOCK, running.ELEMENTS) for first, last in blocks)
+    assert all(0 < last - first <= max(by_running.BLOCK, by_running.ELEMENTS)
+               for first, last in blocks)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

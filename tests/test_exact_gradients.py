@@ -6,9 +6,7 @@ form, errors against float64: at most twice the reference's own, or one rounding
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from kit import (
     INF,
     MAX,
     NAN,
-    ROUNDING,
     SUM,
     B,
     K,
@@ -40,6 +37,13 @@ from kit import (
 )
 from torch import Tensor, nn
 from torch.func import functional_call
+from way_back import (
+    CLOSED,
+    assert_gradients_accurate,
+    assert_gradients_like,
+    gradients_in_double,
+    terms_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,40 +51,16 @@ def seeded():
     torch.manual_seed(0)
 
 
-CLOSED = {SUM.slug}  # problems whose backward has a closed form
-
-
 def assert_the_references(subject, new: nn.Module, reference: nn.Module, x: Tensor) -> None:
     """The gradients of `new`, in memory laid out alike."""
     ours, theirs = gradients(new, x), gradients(reference, x)
     if subject.slug in CLOSED:
-        assert_gradients_accurate(ours, theirs, gradients_in_double(reference, x))
+        true = gradients_in_double(reference, x)
+        assert_gradients_accurate(ours, theirs, true, terms_of(reference, x))
     for name, wanted in theirs.items():
         assert ours[name].stride() == wanted.stride() and ours[name].dtype == wanted.dtype, name
         if subject.slug not in CLOSED:
             torch.testing.assert_close(ours[name], wanted, rtol=0, atol=0, equal_nan=True, msg=name)
-
-
-def gradients_in_double(reference: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Those of the reference, weighed as it is."""
-    y = reference(x.detach())
-    double = copy.deepcopy(reference).double()
-    given = x.detach().double().requires_grad_(x.requires_grad)
-    return gradients(double, given, weigh=drawn(tuple(y.shape), 4).to(y).double())
-
-
-def assert_gradients_accurate(ours: Mapping, theirs: Mapping, true: Mapping) -> None:
-    """Each, as a whole, errs at most twice as much as the reference's, or by one rounding; NaN and
-    infinities are where the reference has them."""
-    assert list(ours) == list(theirs) == list(true)
-    for name, wanted in theirs.items():
-        got, finite = ours[name], wanted.isfinite()
-        torch.testing.assert_close(got[~finite], wanted[~finite], rtol=0, atol=0, equal_nan=True)
-        assert got[finite].isfinite().all(), f"{name}: not finite where the reference is"
-        exact = true[name][finite]
-        error, own = (((t[finite].double() - exact).norm()).item() for t in (got, wanted))
-        most = max(2 * own, ROUNDING[wanted.dtype] * exact.norm().item())
-        assert error <= most, f"{name}: error {error:.3g}, the reference's {own:.3g}"
 
 
 @each
@@ -124,7 +104,8 @@ def test_gradients_of_an_input_of_any_layout(subject, layout):
         y.backward(drawn(tuple(y.shape), 4))
         found.append({n: p.grad for n, p in model.named_parameters()})
     tolerance = 1e-5 if subject.slug in CLOSED else 0
-    assert_gradients_close(*found, tolerance)
+    found = [{"x": None, **grads} for grads in found]
+    assert_gradients_like(*found, reference, x, tolerance)
 
 
 def test_control_a_gradient_of_something_else_is_seen():
@@ -152,7 +133,8 @@ def test_subsets_of_gradients(subject):
         x = X.clone().requires_grad_(wanted[0])
         assert new(x).requires_grad == reference(x).requires_grad == any(wanted)
         if any(wanted):
-            assert_gradients_close(gradients(new, x), gradients(reference, x))
+            ours, theirs = gradients(new, x), gradients(reference, x)
+            assert_gradients_like(ours, theirs, reference, x)
 
 
 @each
@@ -164,7 +146,7 @@ def test_gradients_of_empty_and_small_things(subject, size):
         x = drawn((batch, size[0])).requires_grad_()
         if assert_like(reference, new, x):  # both raise
             continue
-        assert_gradients_close(gradients(new, x), gradients(reference, x))
+        assert_gradients_like(gradients(new, x), gradients(reference, x), reference, x)
 
 
 @each
@@ -195,6 +177,10 @@ def test_ties_are_broken_as_in_the_reference(pool, kind):
                     change(layer_of(model).weight, layer_of(model).bias)
             x = X.clone().requires_grad_()
             ours, theirs = gradients(new, x), gradients(reference, x)
+            if subject.slug in CLOSED:
+                true = gradients_in_double(reference, x)
+                assert_gradients_accurate(ours, theirs, true, terms_of(reference, x))
+                continue
             for name, wanted in theirs.items():
                 torch.testing.assert_close(ours[name], wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -296,9 +282,9 @@ def test_checkpointing_and_saved_tensor_hooks(subject):
     checkpointed = gradients(
         lambda x: torch.utils.checkpoint.checkpoint(new, x, use_reentrant=False), x, of=new
     )
-    assert_gradients_close(checkpointed, wanted)
+    assert_gradients_like(checkpointed, wanted, reference, x)
     with torch.autograd.graph.save_on_cpu():
-        assert_gradients_close(gradients(new, x), wanted)
+        assert_gradients_like(gradients(new, x), wanted, reference, x)
 
 
 @each
@@ -415,9 +401,9 @@ def test_a_training_run_ends_where_the_references_ends(subject, name, options):
 
 
 def test_the_bias_before_a_batchnorm_in_training_has_no_gradient_as_in_the_reference():
-    """It vanishes from y: what is left is rounding, which has to be the reference's own."""
+    """It vanishes from y: what is left is rounding, no more of it than the reference's own."""
     reference, new = BN_TRAIN.twins(K, N)
     x = X.clone().requires_grad_()
     ours, theirs = (gradients(m, x)["gemm.bias"] for m in (new, reference))
-    assert torch.equal(ours, theirs) and ours.abs().max() < 1e-6
+    assert ours.norm() <= 2 * theirs.norm() and ours.abs().max() < 1e-6
     assert gradients(BN.new(K, N), x)["gemm.bias"].abs().max() > 1e-6, "the control: in eval"

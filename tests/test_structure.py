@@ -20,9 +20,9 @@ PACKAGE = "workbook"
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
     "paths stats record journal tools machine diagnosis precision limits halves spec timing fold "
-    "toolchain recipe build normal ops sums gemm ways split variants controls chains ceilings "
-    "families errors operands curves judge accuracy drafts pairs protocols results compare "
-    "predictions training scaling style chart legend crossings plot_errors plot_overview "
+    "toolchain recipe build normal ops sums backward gemm ways split variants controls chains "
+    "ceilings families errors operands curves judge accuracy drafts pairs protocols results "
+    "compare predictions training scaling style chart legend crossings plot_errors plot_overview "
     "plot_curves plot_halves plot_pipeline plot_routes plot_break_even plot_scaling plot trial "
     "prose tables costs sweeps verdicts standin runner tidy pages report standalone scopes modules "
     "amalgam export lines cli_options cli_check cli_sweep cli"

@@ -113,6 +113,7 @@ class Form:
     call(run, x, parameters, folded, options) -> y, on float32 x (B, K) of any stride; it allocates
     y. flags: the form's macros, for binding and kernel. reads: "before" where it takes the
     parameters as they are (folded is then empty), "after" where it takes the folded ones.
+    keeps: call also takes `kept`, a list to add to what a vjp wants, None where there is none.
     fold: instead of the op's. suits(x, *parameters, *options): where a form for hopper is taken.
     """
 
@@ -121,6 +122,7 @@ class Form:
     reads: str = "after"
     fold: Callable[..., tuple[Tensor, ...]] | None = None
     suits: Callable[..., bool] | None = None
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,10 @@ class FusedOp:
     forms: by name; kernels: the best one for cpu, cuda and, where its form suits, hopper.
     dtype: what kernels want folds in.
     computes: dtype of x -> what `plain` computes it in; the reference runs where there is none.
-    vjp(grad, y, needed, x, *parameters, *options) -> gradients of x and the parameters, None where
-    not `needed`: instead of running the reference again, but for gradients of gradients and other
-    rare ways back.
+    vjp(grad, kept, needed, x, *parameters, *options) -> gradients of x and the parameters, None
+    where not `needed`: instead of running the reference again, but for gradients of gradients and
+    other rare ways back, or where it returns None. kept: what a form that `keeps` has added, else
+    (); (y,) for a vjp that `reads_y`, which can then not be edited in place.
 
     An op may give further outputs beside y (plain, a form's call and output then return tuples):
     statistics, without gradients.
@@ -172,10 +175,11 @@ class FusedOp:
         dtype: torch.dtype = torch.float32,
         computes: Mapping[torch.dtype, torch.dtype] = COMPUTES,
         fold_options: int | None = None,
-        vjp: Callable[..., tuple[Tensor | None, ...]] | None = None,
+        vjp: Callable[..., tuple[Tensor | None, ...] | None] | None = None,
+        reads_y: bool = False,
     ) -> None:
         self.slug, self.fold, self.plain = slug, fold, plain
-        self.fold_options, self.vjp = fold_options, vjp
+        self.fold_options, self.vjp, self.reads_y = fold_options, vjp, reads_y
         self.reference, self.output, self.arguments = reference, output, arguments
         self.forms, self.kernels = forms, kernels
         self.whole, self.dtype, self.computes = whole, dtype, computes
@@ -207,26 +211,29 @@ class FusedOp:
                     return self._with_gradients(x, *arguments)
         return self._forward(x, *arguments)
 
-    def _save(self, ctx: object, inputs: tuple, output: object) -> None:
+    def _save(
+        self, ctx: object, inputs: tuple, output: object, kept: Sequence[Tensor] = ()
+    ) -> None:
         saved = inputs[: self.parameters + 1]
-        ctx.save_for_backward(*saved, *([output] if self.vjp else []))
+        ctx.save_for_backward(*saved, *([output] if self.reads_y else kept))
         ctx.options = inputs[self.parameters + 1 :]
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[1:])
 
     def _function(self) -> type[torch.autograd.Function]:
-        forward, backward, save = self._forward, self._backward, self._save
+        forward, back, save = self._forward, self._backward, self._save
 
         class Eager(torch.autograd.Function):
             @staticmethod
             def forward(ctx: object, *inputs: object) -> object:
-                output = forward(*inputs)
-                save(ctx, inputs, output)
+                kept = []
+                output = forward(*inputs, kept=kept)
+                save(ctx, inputs, output, kept)
                 return output
 
             @staticmethod
             def backward(ctx: object, *grads: Tensor) -> tuple:
-                return backward(ctx, *grads)
+                return back(ctx, *grads)
 
         return Eager
 
@@ -251,12 +258,15 @@ class FusedOp:
             return tuple(t.to(x.dtype) for t in found)
         return found.to(x.dtype)
 
-    def run_kernel(self, run: Callable, form: Form, x: Tensor, *arguments: object) -> object:
+    def run_kernel(
+        self, run: Callable, form: Form, x: Tensor, *arguments: object, kept: list | None = None
+    ) -> object:
         """A kernel of the problem's binding on float32 x (B, K)."""
         before = form.reads == "before"
         folded = () if before else self.folded(self.dtype, *arguments, form=form)
         split = self.parameters
-        return form.call(run, x, arguments[:split], folded, arguments[split:])
+        more = {"kept": kept} if form.keeps else {}
+        return form.call(run, x, arguments[:split], folded, arguments[split:], **more)
 
     def place(self, x: Tensor, *arguments: object) -> str:
         """Whose kernel x takes: cpu, cuda or hopper."""
@@ -273,13 +283,14 @@ class FusedOp:
             self._runs[place] = built(self.slug, device, best.files, flags)
         return self._runs[place]
 
-    def _forward(self, x: Tensor, *arguments: object) -> object:
+    def _forward(self, x: Tensor, *arguments: object, kept: list | None = None) -> object:
         """The kernel for float32 where there is one, else the algebra in torch or the reference."""
         if x.dtype is torch.float32:
             place = self.place(x, *arguments)
             run = self.kernel(place)
             if run is not None:
-                return self.run_kernel(run, self.forms[self.kernels[place].form], x, *arguments)
+                form = self.forms[self.kernels[place].form]
+                return self.run_kernel(run, form, x, *arguments, kept=kept)
         if x.dtype not in self.computes:
             return self.reference(x, *arguments)
         return self.run_plain(x, *arguments, dtype=self.computes[x.dtype])
@@ -289,9 +300,10 @@ class FusedOp:
         saved = ctx.saved_tensors  # once: checkpointing unpacks no second time
         tensors = saved[: self.parameters + 1]
         needed = ctx.needs_input_grad[: len(tensors)]
+        kept, found = saved[len(tensors) :], None
         if self.vjp and normal.is_usual(grad):
-            found = self.vjp(grad, saved[-1], needed, *tensors, *ctx.options)
-        else:
+            found = self.vjp(grad, kept, needed, *tensors, *ctx.options)
+        if found is None:
             found = self._vjp_of_reference(grad, needed, tensors, ctx.options)
         return (*found, *(None for _ in ctx.options))
 

@@ -83,7 +83,7 @@ WB_REGISTER("run(Tensor(a!) y, Tensor shift, Tensor a, Tensor d) -> ()", run)
   STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) { m.def(#name schema); } \
   STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl(#name, TORCH_BOX(&name)); }
 
-#ifdef WB_TILES
+#if defined(WB_TILES) && defined(WB_CUDA)
 // map (3, N) <- shift, a, d of the running statistics; scale for all features or one each.
 void fold(const Tensor& bias, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
           const Tensor& var, const Tensor& scale, Tensor& map, double eps) {

@@ -1,182 +1,46 @@
-"""Linear -> BatchNorm -> scale -> softmax as two ops: by running statistics, and by the batch's.
+"""Linear -> BatchNorm -> scale -> softmax by the statistics of the batch, as an op, beside the one
+by running statistics.
 
-    eval:  y[i] = softmax_n(a[n] (z[i,n] + shift[n]) + d[n]),  z = x W^T,
-           shift = b - mean,  a = gamma scale / sqrt(var + eps),  d = beta scale
-    train: the same with z = (x - c) W^T, shift[n] = -mean_i z[i,n], var[n] = var_i z[i,n]
+    y[i] = softmax_n(a[n] (z[i,n] + shift[n]) + d[n]),  z = (x - c) W^T / 2,
+    shift[n] = -mean_i z[i,n],  a[n] = gamma[n] scale[n] / sqrt(var_i z[i,n] + eps / 4)
 
-In train mode a centre c of the batch is taken from x before the product. Neither c nor b is seen in
-what is left, and large numbers that would cancel behind the product are gone. Nothing is folded.
+A centre c of the batch is taken from x before the product. Neither c nor b is seen in what is left,
+and large numbers that would cancel behind the product are gone. Nothing is folded. Where the user
+has chosen TF32 c is 0: its ten bits have no digits that a centre would save, and the mean of the
+batch is one of z.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, ops, split, sums
+from workbook import gemm, ops, precision, split, sums
+from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
+from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
+    EVAL,
+    SLUG,
+    added,
+    beside,
+    blocks_of,
+    fold,
+    kept_of,
+    plain,
+    softmax_like,
+    suits,
+    tiles_of,
+)
 
-__all__ = ["EVAL", "TRAIN", "centre", "fold", "plain", "track"]
+__all__ = ["EVAL", "TRAIN", "fold", "plain", "track"]
 
-SLUG = "gemm_batchnorm_scale_softmax"
-CENTRE_SLICES = 4  # of a group: kCentreSlices of the CUDA kernel, as GROUPS is its kGroups
-GROUPS = 5  # parts of a batch, of whose means the median is taken: one far row moves no median
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
-TILE = 1024  # kTile of the CUDA kernel
-# Features of a product on a CPU, at least, and elements: its output stays in the cache.
-BLOCK, ELEMENTS = 2048, 1 << 21
-
-
-def _beside(run: Callable, name: str) -> Callable:
-    """Another op of the library that `run` is of."""
-    return getattr(getattr(torch.ops, run.namespace), name).default
-
-
-def _blocks(B: int, N: int) -> list[tuple[int, int]]:
-    """First and last of each block of features."""
-    step = max(BLOCK, ELEMENTS // max(B, 1))
-    return [(first, min(first + step, N)) for first in range(0, N, step)]
-
-
-def _tiles_of(y: Tensor) -> Tensor:
-    """Room for (m, s) of every tile of a row of y (B, N)."""
-    return y.new_empty((y.size(0), -(-y.size(1) // TILE), 2))
-
-
-@torch.no_grad()
-def fold(
-    dtype: torch.dtype,
-    bias: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    scale: Tensor,
-    batches: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(shift, a, d), (N,) each, of a (z + shift) + d, derived in float64.
-
-    The shift stays beside a: a z and a shift can be large and cancel, z + shift is rounded once.
-    batches is not read. It is there for the fold's stamp: torch's own BatchNorm moves running
-    statistics without moving their version counters, but not without counting the batch.
-    """
-    given = bias, gamma, beta, mean, var, scale
-    usable = bias.is_cuda and dtype is torch.float32 and all(t.dtype is dtype for t in given)
-    run = EVAL.kernel("cuda") if usable else None
-    if run is not None:  # a launch, where torch takes eleven
-        found = bias.new_empty(3, bias.size(0))
-        _beside(run, "fold")(*(t.reshape(-1).contiguous() for t in given), found, eps)
-        return found[0], found[1], found[2]
-    kappa = scale.reshape(-1).double()
-    a = gamma * kappa / (var.double() + eps).sqrt()
-    return tuple(t.to(dtype) for t in (bias.double() - mean, a, beta * kappa))
-
-
-def plain(x: Tensor, weight: Tensor, shift: Tensor, a: Tensor, d: Tensor, eps: float) -> Tensor:
-    """x (B, K) -> (B, N) in torch: a product with a bias, one map, torch's softmax."""
-    return torch.addcmul(d, torch.addmm(shift, x, weight.T), a).softmax(1)
-
-
-def reference(
-    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor,
-    var: Tensor, scale: Tensor, batches: Tensor, eps: float,
-) -> Tensor:  # fmt: skip
-    """The original chain in eval mode as a function of its parameters, differentiable."""
-    z = F.linear(x, weight, bias)
-    return F.softmax(scale * F.batch_norm(z, mean, var, gamma, beta, False, 0.0, eps), dim=1)
-
-
-def _softmax_like(x: Tensor, weight: Tensor, *others: object) -> Tensor:
-    return x.new_empty((x.size(0), weight.size(0)))
-
-
-def eval_arguments(model: nn.Module) -> tuple:
-    """(weight, bias, gamma, beta, mean, var, scale, batches, eps), as they are now."""
-    gemm, bn = model.gemm, model.bn
-    return (gemm.weight, gemm.bias, bn.weight, bn.bias, bn.running_mean, bn.running_var,
-            model.scale, bn.num_batches_tracked, bn.eps)  # fmt: skip
-
-
-def _run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
-    y = torch.mm(x, parameters[0].T)
-    run(y, *folded)
-    return y
-
-
-def _run_tiles(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    y = torch.mm(x, parameters[0].T)
-    run(y, *folded, _tiles_of(y))
-    return y
-
-
-def _suits(x: Tensor, weight: Tensor, *_: object) -> bool:
-    return split.suits(x, weight.size(0))
-
-
-def _added(parts: Tensor) -> Tensor:
-    """parts (parts, B, N) -> (B, N), their sum."""
-    return parts[0] if parts.size(0) == 1 else parts.sum(0)
-
-
-def _run_split(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
-    weight = parameters[0]
-    y = _added(split.product(x, split.kept(weight), whole=weight))
-    run(y, *folded, _tiles_of(y))
-    return y
-
-
-def _run_blocks(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
-    weight, x = parameters[0], ops.adjacent(x)
-    partial = x.new_empty((x.size(0), 2), dtype=torch.float64)
-    product, blocks = gemm.short_chains(x), _blocks(x.size(0), weight.size(0))
-    y = product(weight) if len(blocks) == 1 else _softmax_like(x, weight)
-    for first, last in blocks:
-        if len(blocks) > 1:
-            product(weight[first:last], y[:, first:last])
-        run(y, *folded, partial, first, last)
-    return y
-
-
-EVAL = ops.FusedOp(
-    SLUG,
-    "(Tensor x, Tensor weight, Tensor bias, Tensor gamma, Tensor beta, Tensor mean, Tensor var,"
-    " Tensor scale, Tensor batches, float eps) -> Tensor",
-    fold=fold,
-    whole=1,
-    plain=plain,
-    reference=reference,
-    output=_softmax_like,
-    arguments=eval_arguments,
-    forms={
-        "tail": ops.Form(_run_tail),
-        "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",)),
-        "tiles": ops.Form(_run_tiles, ("-DWB_TILES",)),
-        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits),
-    },
-    kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",), gemm.NARROW_PRODUCT),
-        "cuda": ops.Kernel("tiles", ("04_tiles.cu",)),
-        "hopper": ops.Kernel("split", ("04_tiles.cu",), split.SHARED),
-    },
-)
-
-
-# --- train mode -------------------------------------------------------------------------------
 
 
 def reference_of_batch(
@@ -185,37 +49,6 @@ def reference_of_batch(
     """The original chain as a function, differentiable; it moves no running statistics."""
     z = F.linear(x, weight, bias)
     return F.softmax(scale * F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps), dim=1)
-
-
-def centre(x: Tensor) -> Tensor:
-    """c (K) of x (B, K): for each feature the median of the means of up to GROUPS parts of x.
-
-    Any c would do for the algebra. The mean is what makes x - c small, but one far row pulls it
-    away from all the others, whose differences then lose the digits of what they have in common.
-    """
-    groups = min(GROUPS, x.size(0))
-    rows = x.size(0) // groups
-    parts = x[: groups * rows].unflatten(0, (groups, rows))
-    return _median(torch.matmul(x.new_full((1, rows), 1 / rows), parts).squeeze(1))
-
-
-def _median(means: Tensor) -> Tensor:
-    """Of each column of means (groups, K), the lower one of two; torch's own sorts one by one."""
-    if means.is_cuda:
-        return means.median(0).values
-    lines = list(means)
-    for last in range(len(lines) - 1, (len(lines) - 1) // 2, -1):  # the larger half goes
-        for i in range(last):
-            low = torch.minimum(lines[i], lines[i + 1])
-            lines[i + 1] = torch.maximum(lines[i], lines[i + 1])
-            lines[i] = low
-        lines.pop()
-    return functools.reduce(torch.maximum, lines)
-
-
-def _halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
-    """(x - c) / 2: of two finite numbers half of the difference is finite, and the factor exact."""
-    return torch.add(c * -0.5, x, alpha=0.5, out=out)
 
 
 def _spread(mean: Tensor) -> Tensor:
@@ -233,7 +66,7 @@ def plain_of_batch(
     Torch's own BatchNorm on the halves, with scale in its affine and a quarter of eps.
     """
     kappa, N, mean_x = scale.reshape(-1), weight.size(0), x.mean(0, dtype=torch.float64)
-    z = torch.mm(_halves(x, centre(x), torch.empty_like(x)), weight.T)
+    z = torch.mm(back.halves(x, back.centre(x), torch.empty_like(x)), weight.T)
     mean, var = x.new_zeros(N), x.new_zeros(N)
     nothing = bias - bias  # NaN where the bias is not finite: so is the batch's mean
     t = F.batch_norm(z, mean, var, gamma * kappa, beta * kappa + nothing, True, 1.0, eps / 4)
@@ -246,7 +79,7 @@ def plain_of_batch(
 
 def _outputs(x: Tensor, weight: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     N = weight.size(0)
-    return _softmax_like(x, weight), x.new_empty(N), x.new_empty(N)
+    return softmax_like(x, weight), x.new_empty(N), x.new_empty(N)
 
 
 def train_arguments(model: nn.Module) -> tuple:
@@ -256,66 +89,83 @@ def train_arguments(model: nn.Module) -> tuple:
 
 
 def _run_batch_blocks(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
     (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
     rows = B + MEAN_ROWS if N > FEW else B
     half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
-    _halves(x, centre(x), half[:B])
+    c, own = back.centre(x), None if kept is None else x.new_empty((B, N))
+    back.halves(x, c, half[:B])
     if rows > B:
         half[B:] = _spread(mean_x.float())
     vectors = [v.reshape(-1).contiguous() for v in vectors]
-    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), _beside(run, "statistics")
-    product, blocks = gemm.short_chains(half), _blocks(rows, N)
+    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
+    product, blocks = gemm.short_chains(half), blocks_of(rows, N)
     z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
     for first, last in blocks:
         if len(blocks) > 1:
             product(weight[first:last], z[:, first:last])
+        if own is not None:
+            own[:, first:last] = z[:B, first:last]
         statistics(z[:B], *vectors, map_, var, first, last, *options)
         run(z[:B], *map_, partial, first, last)
+    if kept is not None:
+        kept += own, c
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
     # its last rows are gone, the others stay where they are
     return z.resize_(B, N), (mean + vectors[0]).float(), var
 
 
 def _run_batch(
-    run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable
-) -> tuple[Tensor, Tensor, Tensor]:
-    """multiply(x, c, weight) -> the product of (x - c) / 2."""
+    run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable,
+    kept: list | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """multiply(x, c, weight) -> the product of (x - c) / 2; c is 0 where the user chose TF32."""
     weight, *vectors = parameters
     B, N = x.size(0), weight.size(0)
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     x, K = ops.adjacent(x), x.size(1)
     map_, mean, var, c = (x.new_empty(shape) for shape in ((3, N), (N,), (N,), (K,)))
-    slices = min(GROUPS, B) * CENTRE_SLICES + 1
-    scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
-    _beside(run, "centre")(x, scratch, total, c)
-    _beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
-    y = multiply(x, c, weight)
+    centred = precision.chosen_route() == "float32"
+    if centred:
+        slices = min(back.GROUPS, B) * back.CENTRE_SLICES + 1
+        scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
+        beside(run, "centre")(x, scratch, total, c)
+        beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
+    else:
+        c.zero_()
+    y = kept_of(multiply(x, c, weight), kept)
+    if kept is not None:
+        kept.append(c)
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
-    _beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
-    run(y, *map_, _tiles_of(y))
+    beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
+    run(y, *map_, tiles_of(y))
+    if not centred:  # all that z has of it: the shift is less the mean of z, which is half
+        torch.add(vectors[0], map_[0], alpha=-2, out=mean)
     return y, mean, var
 
 
 def _run_batch_tiles(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return torch.mm(_halves(x, c, torch.empty_like(x)), weight.T)
+        return torch.mm(back.halves(x, c, torch.empty_like(x)), weight.T)
 
-    return _run_batch(run, x, parameters, options, multiply)
+    return _run_batch(run, x, parameters, options, multiply, kept)
 
 
 def _run_batch_split(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> tuple[Tensor, Tensor, Tensor]:
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return _added(split.product(x, split.kept(weight), centre=c))
+        return added(split.product(x, split.kept(weight), centre=c))
 
-    return _run_batch(run, x, parameters, options, multiply)
+    return _run_batch(run, x, parameters, options, multiply, kept)
 
 
 CPU_SHARED = (*gemm.NARROW_PRODUCT, sums.COLUMN_SUM[0])
@@ -333,10 +183,10 @@ TRAIN = ops.FusedOp(
     output=_outputs,
     arguments=train_arguments,
     forms={
-        "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), reads="before"),
-        "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), reads="before"),
+        "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), "before", keeps=True),
+        "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), "before", keeps=True),
         "split": ops.Form(
-            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), reads="before", suits=_suits
+            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), "before", suits=suits, keeps=True
         ),
     },
     kernels={
@@ -344,6 +194,7 @@ TRAIN = ops.FusedOp(
         "cuda": ops.Kernel("tiles", BATCH_FILES),
         "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },
+    vjp=back.vjp_of_batch,
 )
 
 

@@ -11,7 +11,7 @@ of the scale. The features from M pool on are dropped, as the pool does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbook import gemm, normal, ops, split, sums, variants
+from workbook.chains import matmul_avgpool_gelu_scale_max_back as back
 from workbook.chains import matmul_avgpool_gelu_scale_max_road as road
 from workbook.spec import Problem, Size
 
@@ -215,6 +216,39 @@ def _run_blocks(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tupl
     return y
 
 
+SMALL = 1 << 22  # multiplications of u that are done in float64 on a CPU
+
+
+def _pooled(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
+    """(u (B, M) in float64, w (M, K) in the type of x), u as accurate as eager's own averages."""
+    place = OP.place(x, *arguments) if x.dtype is torch.float32 else ""
+    form = OP.forms["split"] if place == "hopper" else None
+    w, b, w_exact, b_exact, *halves = OP.folded(x.dtype, *arguments, form=form)
+    b, x = (b_exact if b_exact.numel() else b), ops.adjacent(x)
+    if place == "hopper":  # three products on any route: who wins is worth them
+        u = split.product(x, split.Halves(*halves), whole=w, products=3).sum(0, dtype=torch.float64)
+    elif place == "cuda":
+        folded, pool = (w, b, w_exact, b_exact), arguments[2]
+        u = torch.cat([p.sum(0, dtype=torch.float64) for _, p in _parts_of(x, folded, pool)])
+    elif place and x.size(0) * w.numel() > SMALL:
+        u = gemm.short_chains(x)(w)
+    elif place:
+        u = back.equal(torch.mm(x.double(), (w_exact if w_exact.numel() else w.double()).T))
+    else:
+        u = torch.mm(x, w.T)
+    return u.double() + b, w
+
+
+def _vjp(
+    grad: Tensor, _: object, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    pool: int, scale: float,
+) -> tuple[Tensor | None, ...] | None:  # fmt: skip
+    if ops.is_watched() or x.dtype not in (torch.float32, torch.float64):
+        return None  # a tracer can not look the fold up
+    u, w = _pooled(x, weight, bias, pool, scale)
+    return back.vjp(grad, needed, (x, weight, bias), u, w, pool, scale)
+
+
 def _arguments(model: nn.Module) -> tuple:
     return model.matmul.weight, model.matmul.bias, *_options(model)
 
@@ -246,6 +280,7 @@ OP = ops.FusedOp(
     fold_options=1,  # the pool: a scale may change at each call
     # In float32 one sum may carry more rounding than eager's mean of them.
     computes={**ops.COMPUTES, torch.float32: torch.float64},
+    vjp=_vjp,
 )
 
 

@@ -13,6 +13,7 @@ are computed as they are written. A pool of 1 is the sum alone; other pools have
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import normal, ops, split, sums, variants
+from workbook import backward, normal, ops, split, sums, variants
+from workbook.chains import matmul_maxpool_sum_scale_back as back
 from workbook.chains import matmul_maxpool_sum_scale_ladder as ladder
 from workbook.chains import matmul_maxpool_sum_scale_road as road
 from workbook.chains import matmul_maxpool_sum_scale_run as running
@@ -140,6 +142,22 @@ def _output(x: Tensor, *arguments: object) -> Tensor:
     return x.new_empty(x.size(0))
 
 
+def _vjp(
+    grad: Tensor, _: object, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor,
+    pool: int, scale: float,
+) -> tuple[Tensor | None, ...] | None:  # fmt: skip
+    """Of float32 pairs, by the fold of the way there; not where a tracer can't look it up, nor
+    while a graph is captured, which may not wait to see whether numbers are finite."""
+    usual = pool == 2 and x.dtype is torch.float32 and running.is_folded(weight, pool)
+    if not usual or ops.is_watched() or backward.is_capturing(x):
+        return None
+    place = OP.place(x, weight, bias, pool, scale)
+    form = OP.forms["split"] if place == "hopper" else None
+    folded = OP.folded(OP.dtype, weight, bias, pool, scale, form=form)
+    g = running.differences(x, folded, place)
+    return back.vjp(grad, needed, (x, weight, bias), g, scale)
+
+
 def _arguments(model: nn.Module) -> tuple[Tensor, Tensor, int, float]:
     return model.matmul.weight, model.matmul.bias, *_options(model)
 
@@ -191,6 +209,7 @@ OP = ops.FusedOp(
     },
     dtype=torch.float64,  # of all but the differences
     fold_options=1,
+    vjp=_vjp,
     **_COMMON,
 )
 

@@ -158,15 +158,25 @@ def run_split(
     """The same by halves of the differences, on tensor cores."""
     if options[0] != 2 or not is_folded(parameters[0], 2):
         return direct(x, *parameters, *options)
-    differences = split.Halves(*folded[:4])
+    return _half(
+        run, x, parameters, folded[4:], options, lambda part: _by_halves(part, folded), limit
+    )
 
-    def multiply(part: Tensor) -> Tensor:
-        g, *others = split.product(part, differences)
-        for other in others:
-            g += other
-        return g
 
-    return _half(run, x, parameters, folded[4:], options, multiply, limit)
+def _by_halves(x: Tensor, folded: tuple) -> Tensor:
+    """x D^T (B, M), of its own memory; folded: the halves of D, and more."""
+    g, *others = split.product(x, split.Halves(*folded[:4]))
+    for other in others:
+        g += other
+    return g
+
+
+def differences(x: Tensor, folded: tuple, place: str) -> Tensor:
+    """g (B, M) = x D^T + c, the differences of pairs; folded: as the kernels of that place want."""
+    if place == "hopper":
+        return _by_halves(ops.adjacent(x), folded).add_(folded[4].float())
+    product = torch.mm(x, folded[0].T) if place == "cuda" else gemm.product(x, folded[0])
+    return product.add_(folded[1].float())
 
 
 def suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:

@@ -71,9 +71,10 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _vjp(
-    grad: Tensor, y: Tensor, needed: Sequence[bool], x: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor | None, ...]:
-    w_sum = None
+    grad: Tensor, kept: Sequence[Tensor], needed: Sequence[bool],
+    x: Tensor, weight: Tensor, bias: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    (y,), w_sum = kept, None
     if needed[0] and ops.is_watched():  # a tracer can not look the fold up
         w_sum = weight.sum(0, dtype=torch.float64)
     elif needed[0]:
@@ -111,6 +112,7 @@ OP = ops.FusedOp(
     dtype=torch.float64,  # K numbers can afford it
     computes={**ops.COMPUTES, torch.float32: torch.float64},
     vjp=_vjp,
+    reads_y=True,
 )
 
 
