@@ -50,6 +50,7 @@ from kit import (
 from torch import Tensor
 
 from workbook import build, ops, paths
+from workbook.chains import gemm_batchnorm_scale_softmax_run_eval as by_running
 
 INF, NAN = math.inf, math.nan
 ARCHITECTURES = ["80", "90", "100"]
@@ -420,8 +421,8 @@ def test_bits_of_the_statistics_depend_on_the_feature_alone(threads):
 @needs_compiler
 @pytest.mark.parametrize("block", [1, 7, 256, 1000])
 def test_a_product_by_blocks_of_features(block, monkeypatch):
-    monkeypatch.setattr(running, "BLOCK", block)
-    monkeypatch.setattr(running, "ELEMENTS", 1)
+    monkeypatch.setattr(by_running, "BLOCK", block)
+    monkeypatch.setattr(by_running, "ELEMENTS", 1)
     given, x = parameters(40, 1100), drawn((11, 40), 3)
     assert_eval(rung("cpu", "cpu")(x, *given), x, *given)
     found = rung("cpu_train", "cpu")(x, *of_batch(given))
