@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_chain import PROBLEM, Model, drawn, errors, truth
 
+import workbook as wb
 from workbook import paths
 
 STEPS = PROBLEM.steps
@@ -135,6 +136,18 @@ def test_work_counts_what_the_chain_says():
     assert before.flops >= 2 * 3 * 50 * 70 and after.flops == 2 * 3 * 50
     assert before.read >= 4 * 70 * 50 and after.read == 4 * 3 * 50 + 8 * 50
     assert after.written == 4 * 3
+
+
+@pytest.mark.parametrize("slug", [p.slug for p in wb.problems()])
+def test_inputs_are_not_the_weights_in_disguise(slug):
+    """Drawn by one seed, x would be W shifted and scaled: each sample has a feature that shouts."""
+    p = wb.problem(slug)
+    weight = next(v for n, v in p.model("laptop").named_parameters() if n.endswith("weight"))
+    drawn_alike = torch.rand(weight.shape, generator=torch.Generator().manual_seed(0))
+    for x, alike in ((p.inputs("laptop")[0], False), (drawn_alike, True)):
+        rows = min(x.size(0), weight.size(0))
+        both = torch.stack([(t[:rows] - t[:rows].mean()).flatten() for t in (x, weight.detach())])
+        assert (torch.corrcoef(both)[0, 1].abs() > 0.9) == alike
 
 
 def test_sizes_and_inputs():

@@ -18,6 +18,7 @@ __all__ = ["EDGES", "SWEEPS", "Problem", "Size", "Step", "Variant"]
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 # (shape with B, K, N; what the machine reaches) -> milliseconds, said before anything is timed.
 Predict = Callable[[Mapping[str, int], Ceilings], float]
+INPUTS = 1_000_000  # added to a seed: that of the inputs beside that of the weights
 
 
 @dataclass(frozen=True)
@@ -191,9 +192,12 @@ class Problem:
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"
     ) -> list[Tensor]:
-        """[x], x of shape (B, K) drawn from U[0, 1) on the CPU, then moved."""
+        """[x], x of shape (B, K) drawn from U[0, 1) on the CPU, then moved.
+
+        Not by the seed that weights are drawn by: x would be their first rows, shifted and scaled.
+        """
         shape = self.shape(size)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(INPUTS + seed)
         return [torch.rand(shape["B"], shape["K"], generator=generator).to(device)]
 
     def get_init_inputs(self) -> list:
