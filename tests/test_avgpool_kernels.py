@@ -40,7 +40,7 @@ from kit import (
 )
 from torch import Tensor
 
-from workbook import build, gemm, ops, paths
+from workbook import build, gemm, ops, paths, precision
 
 INF, NAN = math.inf, math.nan
 ARCHITECTURES = ["80", "90", "100"]
@@ -350,6 +350,21 @@ def test_forms_of_a_gpu_by_blocks_of_rows(form, monkeypatch):
     monkeypatch.setattr(gemm, "cut", lambda *a, **k: seen.append(cut(*a, **k)) or seen[-1])
     y = plain(form)(x, *given)
     assert seen[0][0] < 700 and torch.allclose(y, whole, rtol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, chain.FEW, chain.FEW + 1, 700])
+def test_by_tf32_a_product_is_one_part_and_few_samples_are_torch_s(rows, monkeypatch):
+    x, given = drawn((rows, 64), 7), parameters(64, 12, 3, 2.0)
+    call, seen, parts = plain("winner"), [], gemm.parts
+    monkeypatch.setattr(gemm, "parts", lambda *a: seen.append(a[2]) or parts(*a))
+    wanted = call(x, *given)
+    assert seen, "by float32 through parts, also of few samples"
+    seen.clear()
+    with precision.using_route("tf32"):
+        y = call(x, *given)
+    assert seen == ([] if rows <= chain.FEW else [1])
+    torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6)
 
 
 # --- the binding's checks ---------------------------------------------------------------------

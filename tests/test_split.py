@@ -445,7 +445,8 @@ def test_the_switch_between_calls(slug, choose, compiled, monkeypatch):
     finally:
         _newer("float32")
         torch.set_float32_matmul_precision(was)
-    assert not torch.equal(found["float32"], found["tf32"])
+    if slug != "matmul_avgpool_gelu_scale_max":  # there the winner is computed once more, in double
+        assert not torch.equal(found["float32"], found["tf32"])
 
 
 @on_hopper

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, normal, ops, split, sums, variants
+from workbook import gemm, normal, ops, precision, split, sums, variants
 from workbook.chains import matmul_avgpool_gelu_scale_max_back as back
 from workbook.chains import matmul_avgpool_gelu_scale_max_road as road
 from workbook.spec import Problem, Size
@@ -155,9 +155,21 @@ def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tup
     return y
 
 
+ELEMENTS = 1 << 26  # of u at a time on a GPU
+FEW = 16  # samples that torch's product and tail are faster for, by TF32: recorded
+
+
+def _are_few(x: Tensor) -> bool:
+    return x.size(0) <= FEW and precision.chosen_route() == "tf32"
+
+
 def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows, and the parts of their products."""
-    rows, count = gemm.cut(*x.shape, folded[0].size(0), averaged=pool)
+    """Blocks of rows, and the parts of their products: one by TF32, which rounds the factors by
+    more than a long sum adds."""
+    if precision.chosen_route() == "tf32":
+        rows, count = max(1, ELEMENTS // folded[0].size(0)), 1
+    else:
+        rows, count = gemm.cut(*x.shape, folded[0].size(0), averaged=pool)
     for first in range(0, x.size(0), rows):
         block = slice(first, first + rows)
         yield block, gemm.parts(x[block], folded[0], count)
@@ -171,6 +183,9 @@ def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
+    if _are_few(x):
+        w, b, *_ = folded
+        return (F.gelu(torch.addmm(b, x, w.T)) * options[1]).amax(1)
     x, y = ops.adjacent(x), _output(x)
     for block, u_parts in _parts_of(x, folded, options[0]):
         run(u_parts, x[block], *folded, options[1], y[block])
@@ -197,7 +212,7 @@ def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
-    return split.suits(x, weight.size(0) // pool)
+    return split.suits(x, weight.size(0) // pool) and not _are_few(x)
 
 
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
