@@ -160,7 +160,7 @@ FEW = 16  # samples that torch's product and tail are faster for, by TF32: recor
 
 
 def _are_few(x: Tensor) -> bool:
-    return x.size(0) <= FEW and precision.chosen_route() == "tf32"
+    return x.shape[0] <= FEW and precision.chosen_route() == "tf32"
 
 
 def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:
