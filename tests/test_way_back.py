@@ -27,6 +27,7 @@ from way_back import assert_gradients_accurate, gradients_in_double, terms_of
 
 from workbook import ops
 from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as bn_back
+from workbook.chains import matmul_avgpool_gelu_scale_max as avg
 from workbook.chains import matmul_avgpool_gelu_scale_max_back as avg_back
 from workbook.chains import matmul_maxpool_sum_scale_back as max_back
 
@@ -223,3 +224,17 @@ def test_a_wrong_way_back_is_seen(name, monkeypatch):
     monkeypatch.setattr(module, function, wrong)
     with pytest.raises(AssertionError, match="error"):
         assert_accurate(reference, new, x)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 700])
+def test_the_means_of_a_gpu_on_any_number_of_rows(rows, monkeypatch):
+    """Its products are of torch: they run here, too."""
+    monkeypatch.setattr(avg.OP, "place", lambda *a: "cuda")
+    x, weight, bias = drawn((rows, 300), 1), drawn((2100, 300), 2), drawn((2100,), 3)
+    u, _ = avg._pooled(x, weight, bias, 16, 2.0)
+    z = x.double() @ weight.double().T + bias.double()
+    true = z[:, :2096].unflatten(1, (131, 16)).mean(2)
+    assert u.shape == (rows, 131) and u.dtype is torch.float64
+    torch.testing.assert_close(u, true, rtol=1e-5, atol=1e-5)
+    grads = avg._vjp(torch.rand(rows), (), (True,) * 3, x, weight, bias, 16, 2.0)
+    assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]

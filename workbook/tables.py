@@ -156,6 +156,8 @@ def is_stale(p: Problem, record: Record) -> bool:
 
 
 def _is_torch_now(p: Problem, record: Record) -> bool:
+    if not p.takes_halves(record.route, record.shape):
+        return True
     B, K = record.shape["B"], record.shape["K"]
     return ways.best(record.route, B, K, p.left(record.shape), ways.PROCESSORS) == "torch"
 

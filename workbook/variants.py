@@ -248,5 +248,5 @@ def method_of(
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    by_halves = v.implementation == "hopper" or split.suits(x, p.left(shape), v.route)
-    return split.METHODS[v.route] if by_halves else ""
+    suits = split.suits(x, p.left(shape), v.route) and p.takes_halves(v.route, shape)
+    return split.METHODS[v.route] if suits or v.implementation == "hopper" else ""

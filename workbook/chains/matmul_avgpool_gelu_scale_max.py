@@ -240,11 +240,13 @@ def _pooled(x: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
     form = OP.forms["split"] if place == "hopper" else None
     w, b, w_exact, b_exact, *halves = OP.folded(x.dtype, *arguments, form=form)
     b, x = (b_exact if b_exact.numel() else b), ops.adjacent(x)
-    if place == "hopper":  # three products on any route: who wins is worth them
+    if place == "hopper":  # three products by TF32, too: who wins is worth them
         u = split.product(x, split.Halves(*halves), whole=w, products=3).sum(0, dtype=torch.float64)
     elif place == "cuda":
         folded, pool = (w, b, w_exact, b_exact), arguments[2]
-        u = torch.cat([p.sum(0, dtype=torch.float64) for _, p in _parts_of(x, folded, pool)])
+        u = x.new_empty((x.size(0), w.size(0)), dtype=torch.float64)
+        for block, parts in _parts_of(x, folded, pool):
+            torch.sum(parts, 0, dtype=torch.float64, out=u[block])
     elif place and x.size(0) * w.numel() > SMALL:
         u = gemm.short_chains(x)(w)
     elif place:
@@ -332,6 +334,7 @@ problem = Problem(
     },
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // pool,
+    by_halves=lambda route, shape: route != "tf32" or shape["B"] > FEW,
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),
