@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -369,15 +369,21 @@ def gradients(model: Callable, x: Tensor, *, weigh: Tensor | None = None, of=Non
     return {"x": x.grad, **{name: p.grad for name, p in of.named_parameters()}}
 
 
-def assert_gradients_close(ours: Mapping, theirs: Mapping, tolerance: float = 1e-5) -> None:
-    """Each within `tolerance` of the reference's, in the 2-norm; not finite in the same places."""
+def side_by_side(ours: Mapping, theirs: Mapping) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(name, ours, the reference's) of gradients that there are: the same ones, of like shape and
+    type."""
     assert list(ours) == list(theirs)
     for name, wanted in theirs.items():
         got = ours[name]
         assert (got is None) == (wanted is None), name
-        if wanted is None:
-            continue
-        assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
+        if wanted is not None:
+            assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
+            yield name, got, wanted
+
+
+def assert_gradients_close(ours: Mapping, theirs: Mapping, tolerance: float = 1e-5) -> None:
+    """Each within `tolerance` of the reference's, in the 2-norm; not finite in the same places."""
+    for name, got, wanted in side_by_side(ours, theirs):
         finite = wanted.isfinite()
         assert torch.equal(got.isfinite(), finite), f"{name}: finite in other places"
         got, wanted = got[finite].double(), wanted[finite].double()

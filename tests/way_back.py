@@ -7,7 +7,17 @@ import copy
 from collections.abc import Mapping
 
 import torch
-from kit import AVG, BN, ROUNDING, SUM, assert_gradients_close, drawn, gradients, subject_of
+from kit import (
+    AVG,
+    BN,
+    ROUNDING,
+    SUM,
+    assert_gradients_close,
+    drawn,
+    gradients,
+    side_by_side,
+    subject_of,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,13 +45,8 @@ def assert_gradients_accurate(
 
     terms: the sizes of what is added, where it may cancel: a rounding is one of these.
     """
-    assert list(ours) == list(theirs) == list(true)
-    for name, wanted in theirs.items():
-        got = ours[name]
-        assert (got is None) == (wanted is None), name
-        if wanted is None:
-            continue
-        assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
+    assert list(theirs) == list(true)
+    for name, got, wanted in side_by_side(ours, theirs):
         finite = wanted.isfinite()
         torch.testing.assert_close(got[~finite], wanted[~finite], rtol=0, atol=0, equal_nan=True)
         assert got[finite].isfinite().all(), f"{name}: not finite where the reference is"
