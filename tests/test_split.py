@@ -28,9 +28,10 @@ on_hopper = pytest.mark.skipif(
     reason="no Hopper GPU here",
 )
 needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
-# B, K, N: one, odd, around a tile's 128 x 256, around panels of 64 of k
+# B, K, N: one, odd, around a tile's 128 x 256, around panels of 64 of k; two tiles down and two
+# across, which are a cluster, by turns with three
 SHAPES = [(1, 1, 1), (7, 7, 5), (129, 65, 257), (128, 64, 256), (257, 1000, 129), (3, 8200, 300),
-          (1031, 67, 33), (300, 4097, 520), (1, 131072, 3)]  # fmt: skip
+          (1031, 67, 33), (300, 4097, 520), (1, 131072, 3), (100, 700, 500), (500, 1300, 1000)]  # fmt: skip
 
 
 def rows_of(stored: Tensor, rows: int, K: int) -> Tensor:
@@ -113,6 +114,13 @@ def test_weights_are_split_to_22_bits(shape, fold):
     W *= torch.exp2((torch.arange(rows) % 41 - 20).float()).repeat_interleave(FOLDS[fold])[:, None]
     found, V = folded_halves(W, fold)
     assert away(found, V).max() <= 2.0**-22
+
+
+@on_hopper
+def test_of_no_rows_sums_and_exponents_are_zero():
+    with precision.poisoned():
+        found, sums = split.halved_differences(torch.empty(0, 700, device="cuda"))
+    assert found.exponents.numel() == 0 and not found.columns.any() and not sums.any()
 
 
 # Where the samples do not look: rows but every third (of V: 300), columns 128 to half of them.
@@ -265,6 +273,25 @@ def test_one_product_reads_no_lo_and_writes_none():
             split.product(x, weight, products=products)
     with pytest.raises(ValueError, match="products: got 1"):
         split.product(x, weight, products=1, promote=128)
+
+
+def drawn_toward_zero(z: Tensor, x: Tensor, W: Tensor) -> float:
+    true = x.double() @ W.double().T
+    return (1 - z.double().sum(0).abs().sum() / true.abs().sum()).item()
+
+
+@on_hopper
+def test_one_product_through_all_of_k_drifts_and_a_promoted_one_does_not():
+    x, W = torch.rand(512, 32768).cuda(), torch.rand(8192, 32768).cuda()
+    halves = split.halved(W)
+    promoted, through = (
+        split.product(x, halves, raw=False, products=1, through=t) for t in (False, True)
+    )
+    assert relative(through.sum(0), x, W) < OF_TF32
+    assert drawn_toward_zero(through, x, W) > 2e-5 > 4 * abs(drawn_toward_zero(promoted, x, W))
+    for raw, products in ((True, 1), (False, 3)):  # where it says nothing
+        found = [split.product(x, halves, raw=raw, products=products, through=t) for t in (0, 1)]
+        assert torch.equal(*found)
 
 
 @on_hopper
@@ -483,13 +510,14 @@ def test_splitting_compiles_without_spills(name, arch):
 @needs_nvcc
 def test_the_product_has_hopper_s_instructions():
     report = cubin("split_product", "90a")
-    # x split before or raw, in three products or one; promoted late
-    assert [kernel.spill_bytes for kernel in report.kernels] == [0] * 5
+    # x split before or raw, in three products or one; three promoted late, one not at all
+    assert [kernel.spill_bytes for kernel in report.kernels] == [0] * 6
     assert "wgmma" not in report.log, "no remark that products wait for one another"
     code = disassembled(report.path)
     assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
     three, one = 12, 4  # for 64 of k and 128 columns; the first of 256 columns stands apart
-    assert code.count("HGMMA") == (2 + 1 + 1) * three + (2 * 2 + 1) * one
+    turns = {"three": 2 + 1 + 2, "one": 2 + 2 * 2 + 2}  # of loops; a raw x has two pairs in a loop
+    assert code.count("HGMMA") == turns["three"] * three + turns["one"] * one
 
 
 @needs_nvcc

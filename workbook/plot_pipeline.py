@@ -49,7 +49,7 @@ def constants(raw: bool = False) -> dict[str, int]:
     # two halves of each number, or a raw one
     found["kStages"] = (room << 10) // (4 * found["kPanel"] * (found["kRows"] + found["kColumns"]))
     found["kTurns"] = found["kColumns"] // found["kWide"]
-    body = texts[-1][texts[-1].index(" multiply_pair(") :]
+    body = texts[-1][texts[-1].index(" ask_pair(") :]
     small, *large = body[: body.index("\n}\n")].split("commit_products();")
     found["small"] = small.count("x.template multiply<")
     found["large"] = "".join(large).count("x.template multiply<")

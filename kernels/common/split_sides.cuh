@@ -10,15 +10,19 @@ constexpr int kWide = 128;                           // columns of one instructi
 constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
 constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row is split
 constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
+constexpr int kNone = -1;
 constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
-// What is multiplied, and in how many products of halves: 3, or 1, of the his alone.
-template <int Columns_, bool Raw_, int Products_>
+// What is multiplied, and in how many products of halves: 3, or 1, of the his alone, which tensor cores
+// may accumulate over all of k, through.
+template <int Columns_, bool Raw_, int Products_, bool Through_ = false>
 struct Way {
+  static constexpr bool Through = Through_;
   static constexpr int Columns = Columns_, Products = Products_;
   static constexpr bool Raw = Raw_;
   static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
   static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
+  static_assert(!Through || (Products == 1 && !Raw), "one exponent a row, and no promotion");
 };
 
 template <class Way>
@@ -33,6 +37,7 @@ struct Shared {
   Stage<Way> stages[kStages];
   uint64_t full[kStages], empty[kStages];
   int e[kRows], f[Way::Columns];  // exponents of the tile's rows and columns
+  int writers[32];  // the blocks of the cluster that write here, by rank, or kNone
   static_assert(kStages % 2 == 0 && sizeof(Stage<Way>) % 1024 == 0, "in pairs; swizzles repeat");
 };
 
@@ -58,8 +63,7 @@ struct SplitRows {
       hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
   }
 
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
-                                          int (&)[2]) const {
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
 #pragma unroll
     for (int j = 0; j < 64; ++j) sum[j] += part[j];
   }
@@ -91,7 +95,8 @@ struct RawRows {
     return found;
   }
 
-  __device__ __forceinline__ RawRows(Shared<Way>& shared, int stage, int mine, const Ahead& of_k) {
+  __device__ __forceinline__ void split(const Shared<Way>& shared, int stage, int mine,
+                                        const Ahead& of_k) {
     float v[4][4][2], most[2] = {0.f, 0.f};
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 % 4 * 16 + row_of_eight(lane / 4) + (mine - 1) * 64;
@@ -124,10 +129,10 @@ struct RawRows {
 #pragma unroll
     for (int s = 0; s < 4; ++s)
 #pragma unroll
-      for (int a = 0; a < 4; ++a) split(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
+      for (int a = 0; a < 4; ++a) split_two(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
   }
 
-  static __device__ __forceinline__ void split(uint32_t& hi, uint32_t& lo, const float (&v)[2],
+  static __device__ __forceinline__ void split_two(uint32_t& hi, uint32_t& lo, const float (&v)[2],
                                                float by) {
     const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
     hi = reinterpret_cast<const uint32_t&>(high);

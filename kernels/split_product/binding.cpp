@@ -23,7 +23,8 @@ const int* exponents(const Tensor& t, const char* name, int64_t rows, const Tens
 // xh, x (B, K) is split where it is multiplied, its columns raised by c; rows of x then start at 16
 // bytes. W (N, K) itself is for rows of W that are not finite, which go into the first part whole;
 // with an empty one no such row is looked for. promote: of 64 of k, what is accumulated before it is
-// rounded to nearest; more than 1 for a split x alone.
+// rounded to nearest; more than 1 for a split x and both halves alone, 0 for all of k, for a split x and
+// one product alone.
 void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, const Tensor& c,
          const Tensor& W, const Tensor& wh, const Tensor& wl, const Tensor& f, int64_t promote,
          Tensor& z) {
@@ -58,8 +59,9 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
   p.z = z.mutable_data_ptr<float>();
   WB_CHECK(p.B <= INT32_MAX && p.N <= INT32_MAX && p.K <= INT32_MAX, "x, W: more than 2^31 rows");
   p.promote = promote;
-  WB_CHECK(promote == 1 || (promote > 1 && p.xl != nullptr), "promote: got ", promote,
-           "; wants 1, or more with a split x and both halves");
+  const bool may = p.xl != nullptr ? promote > 1 : promote == 0 && p.xh != nullptr && !both;
+  WB_CHECK(promote == 1 || may, "promote: got ", promote,
+           "; wants 1, more with a split x and both halves, or 0 with a split x and one");
   WB_CHECK(p.K > 0, "x: got no features; wants at least one");
   WB_CHECK(p.parts <= (p.K + 63) / 64, "z: got ", p.parts, " parts; wants one for 64 of K at most");
   if (z.numel() == 0) return;

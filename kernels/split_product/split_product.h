@@ -16,8 +16,9 @@ struct SplitProduct {
   const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
   float* z;             // (parts, B, N) contiguous
   int64_t B, K, N, x_stride, W_stride, parts;
-  int64_t promote;  // of 64 of k, what a tensor core accumulates: 1, or more to be measured
+  // Of 64 of k, what a tensor core accumulates: 1; more, of three products, to be measured; 0, of one
+  // product of a split x: all of k.
+  int64_t promote;
 };
-
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream);

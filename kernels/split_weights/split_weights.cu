@@ -185,8 +185,8 @@ static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   row_exponents_kernel<Source, Width><<<rows, kColumnThreads, 0, stream>>>(p);
   split_weights_kernel<Source, Width><<<tiles, kColumnThreads, 0, stream>>>(p);
   split_again_kernel<Source, Width><<<again, kAgainThreads, 0, stream>>>(p);
-  if (p.fold == kDifference) launch_sums(p.partial, p.s, p.slices, p.K, stream);
-  return cudaGetLastError();
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return p.fold == kDifference ? launch_sums(p.partial, p.s, p.slices, p.K, stream) : cudaSuccess;
 }
 
 template <int Width>
@@ -198,8 +198,15 @@ static cudaError_t launch_width(const SplitWeights& p, cudaStream_t stream) {
   }
 }
 
+// Of no rows: columns' exponents and sums are 0.
+static cudaError_t launch_nothing(const SplitWeights& p, cudaStream_t stream) {
+  const cudaError_t error = cudaMemsetAsync(p.c, 0, p.width, stream);
+  if (error != cudaSuccess || p.fold != kDifference) return error;
+  return cudaMemsetAsync(p.s, 0, p.K * sizeof(double), stream);
+}
+
 cudaError_t launch(const SplitWeights& p, cudaStream_t stream) {
-  if (p.rows == 0) return cudaSuccess;
+  if (p.rows == 0) return launch_nothing(p, stream);
   return rows_are_float4(p.W, p.stride, p.K) ? launch_width<4>(p, stream)
                                              : launch_width<1>(p, stream);
 }

@@ -163,7 +163,7 @@ def _run_batch_split(
     kept: list | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return added(split.product(x, split.kept(weight), centre=c))
+        return added(split.product(x, split.kept(weight), centre=c, through=True))
 
     return _run_batch(run, x, parameters, options, multiply, kept)
 

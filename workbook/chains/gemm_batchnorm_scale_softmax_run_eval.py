@@ -143,7 +143,8 @@ def _run_split(
 ) -> Tensor:  # fmt: skip
     """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
     weight = parameters[0]
-    y = kept_of(added(split.product(x, split.kept(weight), whole=weight)), kept)
+    z = added(split.product(x, split.kept(weight), whole=weight, through=True))
+    y = kept_of(z, kept)
     run(y, *folded, tiles_of(y))
     return y
 
