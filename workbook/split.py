@@ -179,7 +179,7 @@ def product(
     centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before,
     where that can be (no centre, rows at 16 bytes); the faster way if None. promote: of k, a
     multiple of 64, what tensor cores accumulate of three products; above 64 to see what becomes of
-    it. through: one product may be accumulated over all of k, a tenth faster: that draws each output
+    it. through: one product may be accumulated over all of k, somewhat faster: that draws each output
     toward zero, by 1e-5 of it. The sum over k is cut where blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0

@@ -34,6 +34,10 @@ __device__ __forceinline__ void expect(uint64_t* barrier, int bytes) {
                : "memory");
 }
 
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(barrier)) : "memory");
+}
+
 __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
   asm volatile(
       "{\n.reg .pred done;\nAGAIN:\n"
@@ -46,40 +50,23 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
 // --- the copy engine -----------------------------------------------------------------------------
 
 // A box of a matrix that is stored by panels, or of a plain one, to shared memory; its bytes are
-// counted by the barrier. Coordinates: the fastest first. `to` names the blocks of the cluster, a bit
-// each, whose shared memory and barrier it is, at the same place in each of them.
-__device__ __forceinline__ void load_box(void* place, const CUtensorMap& map, int x, int y, int z,
-                                         uint64_t* barrier, uint16_t to) {
+// counted by the barrier. Coordinates: the fastest first.
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y, int z,
+                                         uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared(place)),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared(barrier)), "h"(to)
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared(to)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared(barrier))
       : "memory");
 }
 
-__device__ __forceinline__ void load_box(void* place, const CUtensorMap& map, int x, int y,
-                                         uint64_t* barrier, uint16_t to) {
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y,
+                                         uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared(place)),
-      "l"(&map), "r"(x), "r"(y), "r"(shared(barrier)), "h"(to)
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared(to)),
+      "l"(&map), "r"(x), "r"(y), "r"(shared(barrier))
       : "memory");
-}
-
-// --- clusters ------------------------------------------------------------------------------------
-
-// Arrives at the barrier that stands at the same place in a block of the cluster.
-__device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
-// All threads of all blocks of the cluster; orders nothing that they wrote.
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
 // --- registers -----------------------------------------------------------------------------------

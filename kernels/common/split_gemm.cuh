@@ -6,12 +6,11 @@
 // on in ordinary float32 registers, that round to nearest ("promotion"). Longer intervals are there to
 // be measured, with tiles of 128 columns.
 // One product, xh wh, rounds each factor to 11 bits, as TF32 does. Where its drift, 1e-5, is small
-// beside what else is lost, tensor cores accumulate over all of k, which is a tenth faster.
+// beside what else is lost, tensor cores accumulate over all of k.
 // Who owns what: a block owns a tile of 128 x Columns outputs, over one part of k. One thread asks the
 //   copy engine for panels of 32 of k, some stages ahead. Two warpgroups own 64 rows each and
 //   multiply, 128 columns at a time. Where they promote they take turns: while one promotes, waits and
-//   begins again, the other's products run. Two blocks are a cluster: what both multiply, x or W, they
-//   read half each, for both.
+//   begins again, the other's products run.
 // Two ways to take x. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each
 //   thread splits what it multiplies, with an exponent for each row and 64 of k, which costs
 //   registers (128 columns, not 256) and no walk over x.
@@ -30,41 +29,31 @@ struct Operands {
   const int8_t* c;
   int B, N, pairs;  // of panels, the last filled up with zeros
   int promote;      // pairs that a tensor core accumulates: 1, or more to see what becomes of it
-  int down, across;  // tiles of a cluster
 };
 
-// Of a block: the first row and column of its tile, its first pair of panels and how many, at least
-// one; where it stands in its cluster.
+// Of a block: the first row and column of its tile, its first pair of panels and how many, at least one.
 struct Place {
   int row, column, first, pairs;
-  int down, across;
 };
 
 template <class Way>
 __device__ __forceinline__ Place place_of(const Operands& p) {
-  const int tiles = (p.B + kRows - 1) / kRows / p.down;  // of clusters that share columns
+  const int down = (p.B + kRows - 1) / kRows;  // tiles that share columns
   const int64_t parts = gridDim.y, part = blockIdx.y;
   const int first = static_cast<int>(p.pairs * part / parts);
   const int last = static_cast<int>(p.pairs * (part + 1) / parts);
-  const int rank = blockIdx.x % (p.down * p.across), cluster = blockIdx.x / (p.down * p.across);
-  const int down = rank % p.down, across = rank / p.down;
-  const int row = cluster % tiles * p.down + down, column = cluster / tiles * p.across + across;
-  return {row * kRows, column * Way::Columns, first, last - first, down, across};
+  const int row = blockIdx.x % down, column = blockIdx.x / down;
+  return {row * kRows, column * Way::Columns, first, last - first};
 }
 
-// One thread of the block: fills stage after stage, as soon as all that read it are done with it. The
-// blocks of a cluster that multiply the same x, or W, read a part of it each, for all of them.
+// One thread of the block: fills stage after stage, as soon as all that read it are done with it.
 template <class Way>
 __device__ __forceinline__ void copy_panels(Shared<Way>& shared, const Operands& p,
                                             const Place& at) {
   constexpr int kStages = Shared<Way>::kStages;
   constexpr int kLong = 8;  // rows of a matrix in a row of the copy engine's
   constexpr bool kBoth = Way::Products == 3;
-  const int x_first = at.across * (kRows / p.across), w_first = at.down * (Way::Columns / p.down);
-  const int row = at.row + x_first, column = (at.column + w_first) / kLong;
-  uint16_t x_to = 0, w_to = 0;
-  for (int a = 0; a < p.across; ++a) x_to |= 1 << (at.down + a * p.down);
-  for (int d = 0; d < p.down; ++d) w_to |= 1 << (d + at.across * p.down);
+  const int row = at.row / kLong, column = at.column / kLong;
   for (int i = 0; i < 2 * at.pairs; ++i) {
     const int s = i % kStages, panel = 2 * at.first + i;
     Stage<Way>& stage = shared.stages[s];
@@ -72,15 +61,13 @@ __device__ __forceinline__ void copy_panels(Shared<Way>& shared, const Operands&
     hopper::wait(&shared.empty[s], (i / kStages + 1) % 2);
     hopper::expect(full, sizeof(stage));
     if constexpr (Way::Raw) {
-      auto* x = reinterpret_cast<float(*)[kPanel]>(stage.x);
-      hopper::load_box(x + x_first, p.x, panel * kPanel, row, full, x_to);
+      hopper::load_box(stage.x, p.x, panel * kPanel, at.row, full);
     } else {
-      hopper::load_box(stage.x[0] + x_first, p.x, 0, row / kLong, panel, full, x_to);
-      if constexpr (kBoth)
-        hopper::load_box(stage.x[1] + x_first, p.xl, 0, row / kLong, panel, full, x_to);
+      hopper::load_box(stage.x[0], p.x, 0, row, panel, full);
+      if constexpr (kBoth) hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
     }
-    if constexpr (kBoth) hopper::load_box(stage.w[1] + w_first, p.wl, 0, column, panel, full, w_to);
-    hopper::load_box(stage.w[0] + w_first, p.wh, 0, column, panel, full, w_to);
+    if constexpr (kBoth) hopper::load_box(stage.w[1], p.wl, 0, column, panel, full);
+    hopper::load_box(stage.w[0], p.wh, 0, column, panel, full);
   }
 }
 
@@ -93,14 +80,14 @@ __device__ __forceinline__ void wait_pair(Shared<Way>& shared, int pair) {
   hopper::wait(&shared.full[s + 1], parity);
 }
 
-// By all of a warp that has read the pair: it may be written again, by any block that writes here.
+// By all of a warp that has read the pair: it may be written again.
 template <class Way>
 __device__ __forceinline__ void free_pair(Shared<Way>& shared, int pair) {
-  const int s = 2 * pair % Shared<Way>::kStages, writer = shared.writers[threadIdx.x % 32];
+  const int s = 2 * pair % Shared<Way>::kStages;
   __syncwarp();
-  if (writer != kNone) {
-    hopper::arrive_at(&shared.empty[s], writer);
-    hopper::arrive_at(&shared.empty[s + 1], writer);
+  if (threadIdx.x % 32 == 0) {
+    hopper::arrive(&shared.empty[s]);
+    hopper::arrive(&shared.empty[s + 1]);
   }
 }
 
@@ -139,40 +126,46 @@ __device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows<Way>
 template <class Way>
 using Sums = float[Way::Columns / kWide][64];
 
-// sums (64, Columns) <- this warpgroup's outputs, without the exponents of rows and columns, promoted.
+// sums (64, Columns) <- this warpgroup's outputs, without the exponents of rows and columns, promoted;
+// those of raw rows go to shared memory.
 template <class Way>
 __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& shared,
                                                   const Operands& p, const Place& at) {
   constexpr int kStages = Shared<Way>::kStages, kTurns = Way::Columns / kWide;
-  constexpr bool kIsLong = kTurns == 1;  // what is not promoted stays in the one `part`
-  const int mine = threadIdx.x / hopper::kWarpgroup;
+  constexpr bool kIsLong = kTurns == 1 && !Way::Raw;  // what is not promoted stays in the one `part`
+  const int mine = threadIdx.x / hopper::kWarpgroup, lane = threadIdx.x % 32;
   if (mine == 2) hopper::pass_turn(1);
 #pragma unroll
   for (int h = 0; h < kTurns; ++h)
 #pragma unroll
     for (int j = 0; j < 64; ++j) sums[h][j] = 0.f;
   float part[64];
+  int base[2] = {kNoBase, kNoBase};
+  const auto ahead = [&](int i) {
+    return Rows<Way>::ahead(p.c + min(at.first + i, p.pairs - 1) * 2 * kPanel);
+  };
+  auto of_k = ahead(0);
   for (int i = 0; i < at.pairs; ++i) {
     const int s = 2 * i % kStages;
     wait_pair(shared, i);
-    const Rows<Way> x(shared, s, mine, {});
+    const Rows<Way> x(shared, s, mine, of_k);
+    of_k = ahead(i + 1);
 #pragma unroll
     for (int h = 0; h < kTurns; ++h) {
       const bool add = kIsLong && i % p.promote > 0;
       multiply_pair<Way>(part, x, shared.stages + s, h * kWide, mine, add);
       if (h + 1 == kTurns) free_pair(shared, i);
-      if (!kIsLong || (i + 1) % p.promote == 0 || i + 1 == at.pairs) x.promote(sums[h], part);
+      if (!kIsLong || (i + 1) % p.promote == 0 || i + 1 == at.pairs) x.promote(sums[h], part, base);
     }
   }
+  const int row = (threadIdx.x / 32 - 4) * 16 + Rows<Way>::row_of_eight(lane / 4);
+  if (Way::Raw && lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
 }
 
-// The same of a raw x, whose rows' exponents go to shared memory. One product: while a pair is
-// multiplied, the next one is split; a tenth faster. Three keep the tensor cores busy by turns: there
-// that was a tenth slower.
+// One product of a raw x: while a pair is multiplied, the next one is split, which takes longer.
 template <class Way>
 __device__ __forceinline__ void multiply_raw(float (&sums)[64], Shared<Way>& shared,
                                              const Operands& p, const Place& at) {
-  constexpr bool kAhead = Way::Products == 1;
   const int mine = threadIdx.x / hopper::kWarpgroup, lane = threadIdx.x % 32;
   if (mine == 2) hopper::pass_turn(1);
 #pragma unroll
@@ -189,16 +182,14 @@ __device__ __forceinline__ void multiply_raw(float (&sums)[64], Shared<Way>& sha
     x.split(shared, 2 * i % Shared<Way>::kStages, mine, of_k);
     of_k = ahead(i + 1);
   };
-  const auto multiply = [&](int i, Rows<Way>& x, Rows<Way>& next) {
+  const auto multiply = [&](int i, const Rows<Way>& x, Rows<Way>& next) {
     hopper::take_turn(mine);
     ask_pair<Way>(part, x, shared.stages + 2 * i % Shared<Way>::kStages, 0, false);
-    if constexpr (!kAhead) hopper::wait_products<1>();
     hopper::pass_turn(3 - mine);
-    if (kAhead && i + 1 < at.pairs) split(next, i + 1);
+    if (i + 1 < at.pairs) split(next, i + 1);
     hopper::wait_products<0>();
     free_pair(shared, i);
     x.promote(sums, part, base);
-    if (!kAhead && i + 1 < at.pairs) split(next, i + 1);
   };
   split(even, 0);
   for (int i = 0; i < at.pairs; i += 2) {
@@ -237,18 +228,11 @@ __device__ __forceinline__ void multiply_through(Sums<Way>& sums, Shared<Way>& s
   hopper::wait_products<0>();
 }
 
-// By the first warp. A block's writers are those that share its rows or columns, itself among them.
 template <class Way>
-__device__ __forceinline__ void init_barriers(Shared<Way>& shared, const Operands& p,
-                                              const Place& at) {
-  constexpr int kWarps = kMultipliers * hopper::kWarpgroup / 32;  // of a block
-  const int rank = threadIdx.x, down = rank % p.down, across = rank / p.down;
-  const bool writes = across < p.across && (down == at.down || across == at.across);
-  shared.writers[rank] = writes ? rank : kNone;
-  if (rank > 0) return;
+__device__ __forceinline__ void init_barriers(Shared<Way>& shared) {
   for (int s = 0; s < Shared<Way>::kStages; ++s) {
     hopper::init(&shared.full[s], 1);
-    hopper::init(&shared.empty[s], kWarps * (p.down + p.across - 1));
+    hopper::init(&shared.empty[s], kMultipliers * hopper::kWarpgroup / 32);  // warps
   }
   hopper::fence_init();
 }
@@ -266,20 +250,19 @@ __device__ __forceinline__ void take_exponents(Shared<Way>& shared, const Operan
 template <class Way, class Tail>
 __device__ __forceinline__ void hand_over(const Sums<Way>& sums, const Shared<Way>& shared,
                                           const Place& at, const Tail& tail) {
-  const int lane = threadIdx.x % 32;
-  const int i = 16 * (threadIdx.x / 32 - 4) + Rows<Way>::row_of_eight(lane / 4);
-  const int e[] = {shared.e[i], shared.e[i + 8]};
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int h = 0; h < Way::Columns / kWide; ++h)
+  for (int r = 0; r < 2; ++r) {
+    const int i = 16 * warp + Rows<Way>::row_of_eight(lane / 4) + 8 * r, exponent = shared.e[i];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const int n = h * kWide + 8 * j + lane % 4 * 2, f[] = {shared.f[n], shared.f[n + 1]};
+    for (int h = 0; h < Way::Columns / kWide; ++h)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float* z = sums[h] + 4 * j + 2 * r;
-        tail(at.row + i + 8 * r, at.column + n, raised(z[0], e[r] + f[0]), raised(z[1], e[r] + f[1]));
+      for (int j = 0; j < 16; ++j) {
+        const int n = h * kWide + 8 * j + lane % 4 * 2;
+        tail(at.row + i, at.column + n, raised(sums[h][4 * j + 2 * r], exponent + shared.f[n]),
+             raised(sums[h][4 * j + 2 * r + 1], exponent + shared.f[n + 1]));
       }
-    }
+  }
 }
 
 // Tail: tail(row, column, value, the next one's) for all of a tile, also what lies outside; then
@@ -290,9 +273,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<Way>& shared = reinterpret_cast<Shared<Way>&>(memory);
   const Place at = place_of<Way>(p);
-  if (threadIdx.x < 32) init_barriers(shared, p, at);
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  hopper::meet_cluster();
   if (threadIdx.x < hopper::kWarpgroup) {
     hopper::give_registers<40>();
     if (threadIdx.x == 0) copy_panels(shared, p, at);
@@ -302,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     float sums[Way::Columns / kWide][64];
     if constexpr (Way::Through)
       multiply_through(sums, shared, at);
-    else if constexpr (Way::Raw)
+    else if constexpr (Way::Raw && Way::Products == 1)
       multiply_raw(sums[0], shared, p, at);
     else
       multiply_by_turns(sums, shared, p, at);
@@ -310,7 +292,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     hand_over<Way>(sums, shared, at, tail);
     tail.template finish<Way::Columns>(shared.f, at.row, at.column);
   }
-  hopper::meet_cluster();  // others may still write here, or arrive
 }
 
 }  // namespace split_gemm

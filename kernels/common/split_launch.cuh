@@ -46,31 +46,24 @@ inline bool describe(CUtensorMap& map, const half* matrix, int64_t rows, int pai
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Raw rows by boxes of a panel of `box` of them, swizzled by the copy engine.
-inline bool describe(CUtensorMap& map, const Raw& x, int64_t K, int box) {
+// Raw rows by boxes of a panel of kRows of them, swizzled by the copy engine.
+inline bool describe(CUtensorMap& map, const Raw& x, int64_t K) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(x.rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.stride) * sizeof(float)};
-  const cuuint32_t boxes[] = {kPanel, static_cast<cuuint32_t>(box)}, steps[] = {1, 1};
+  const cuuint32_t boxes[] = {kPanel, kRows}, steps[] = {1, 1};
   return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, const_cast<float*>(x.x), sizes,
                    strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Two tiles of the same columns, or else of the same rows, are a cluster, where they come out even: what
-// they share is read once. Clusters of four do not fill a GPU: half of the tiles wait.
-template <class Way, class X, class Tail>
-cudaError_t launch(Operands& p, const X& describe_x, const Halves& w, int64_t rows, int parts,
-                   const Tail& tail, cudaStream_t stream) {
+template <class Way, class Tail>
+cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
+                   cudaStream_t stream) {
   constexpr bool kBoth = Way::Products == 3;
   p.B = static_cast<int>(rows), p.N = static_cast<int>(w.rows), p.f = w.exponents;
-  const int64_t down = (rows + kRows - 1) / kRows;
-  const int64_t across = (w.rows + Way::Columns - 1) / Way::Columns;
-  p.down = down % 2 == 0 ? 2 : 1, p.across = p.down == 1 && across % 2 == 0 ? 2 : 1;
-  if (!describe_x(p.across)) return cudaErrorInvalidValue;
-  const int box = Way::Columns / p.down;
-  if (!describe(p.wh, w.hi, w.rows, p.pairs, box) ||
-      (kBoth && !describe(p.wl, w.lo, w.rows, p.pairs, box)))
+  if (!describe(p.wh, w.hi, w.rows, p.pairs, Way::Columns) ||
+      (kBoth && !describe(p.wl, w.lo, w.rows, p.pairs, Way::Columns)))
     return cudaErrorInvalidValue;
   const auto kernel = split_gemm_kernel<Way, Tail>;
   constexpr int kShared = sizeof(Shared<Way>);
@@ -78,39 +71,32 @@ cudaError_t launch(Operands& p, const X& describe_x, const Halves& w, int64_t ro
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
+  const int64_t down = (rows + kRows - 1) / kRows;
+  const int64_t across = (w.rows + Way::Columns - 1) / Way::Columns;
   if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid, config.blockDim = dim3(kThreads), config.dynamicSmemBytes = kShared;
-  config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(p.down * p.across);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster, config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p, tail);
+  kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
+  return cudaGetLastError();
 }
 
 inline int pairs_of(int64_t K) { return static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel)); }
 
-// promote: of three products what tensor cores accumulate, in pairs; of one, 0 for all of k.
+// promote: of 64 of k, what tensor cores accumulate: 1; more, of three products; 0, of one, for all.
 template <int Products, class Tail>
 cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int promote,
                    const Tail& tail, cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.e = x.exponents, p.promote = promote;
-  const auto describe_x = [&](int across) {
-    return describe(p.x, x.hi, x.rows, p.pairs, kRows / across) &&
-           (Products == 1 || describe(p.xl, x.lo, x.rows, p.pairs, kRows / across));
-  };
+  if (!describe(p.x, x.hi, x.rows, p.pairs, kRows) ||
+      (Products == 3 && !describe(p.xl, x.lo, x.rows, p.pairs, kRows)))
+    return cudaErrorInvalidValue;
   if constexpr (Products == 3) {
-    if (promote > 1)
-      return launch<Way<128, false, 3>>(p, describe_x, w, x.rows, parts, tail, stream);
+    if (promote > 1) return launch<Way<128, false, 3>>(p, w, x.rows, parts, tail, stream);
   } else if (promote == 0) {
-    return launch<Way<256, false, 1, true>>(p, describe_x, w, x.rows, parts, tail, stream);
+    return launch<Way<256, false, 1, true>>(p, w, x.rows, parts, tail, stream);
   }
-  return launch<Way<256, false, Products>>(p, describe_x, w, x.rows, parts, tail, stream);
+  return launch<Way<256, false, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
 template <int Products, class Tail>
@@ -119,8 +105,8 @@ cudaError_t launch(const Raw& x, const Halves& w, int64_t K, int parts, const Ta
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.c = x.c;
-  const auto describe_x = [&](int across) { return describe(p.x, x, K, kRows / across); };
-  return launch<Way<128, true, Products>>(p, describe_x, w, x.rows, parts, tail, stream);
+  if (!describe(p.x, x, K)) return cudaErrorInvalidValue;
+  return launch<Way<128, true, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
 }  // namespace split_gemm

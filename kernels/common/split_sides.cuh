@@ -10,16 +10,14 @@ constexpr int kWide = 128;                           // columns of one instructi
 constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
 constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row is split
 constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
-constexpr int kNone = -1;
 constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
-// What is multiplied, and in how many products of halves: 3, or 1, of the his alone, which tensor cores
-// may accumulate over all of k, through.
+// What is multiplied, and in how many products of halves: 3, or 1, of the his alone. Through: tensor
+// cores accumulate over all of k.
 template <int Columns_, bool Raw_, int Products_, bool Through_ = false>
 struct Way {
-  static constexpr bool Through = Through_;
   static constexpr int Columns = Columns_, Products = Products_;
-  static constexpr bool Raw = Raw_;
+  static constexpr bool Raw = Raw_, Through = Through_;
   static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
   static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
   static_assert(!Through || (Products == 1 && !Raw), "one exponent a row, and no promotion");
@@ -37,7 +35,6 @@ struct Shared {
   Stage<Way> stages[kStages];
   uint64_t full[kStages], empty[kStages];
   int e[kRows], f[Way::Columns];  // exponents of the tile's rows and columns
-  int writers[32];  // the blocks of the cluster that write here, by rank, or kNone
   static_assert(kStages % 2 == 0 && sizeof(Stage<Way>) % 1024 == 0, "in pairs; swizzles repeat");
 };
 
@@ -63,7 +60,8 @@ struct SplitRows {
       hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
   }
 
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64]) const {
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&)[2]) const {
 #pragma unroll
     for (int j = 0; j < 64; ++j) sum[j] += part[j];
   }
@@ -93,6 +91,13 @@ struct RawRows {
         found.c[s][q] = __ldg(
             reinterpret_cast<const char2*>(c + s * kStep + 8 * q + threadIdx.x % 4 * 2));
     return found;
+  }
+
+  RawRows() = default;
+
+  __device__ __forceinline__ RawRows(const Shared<Way>& shared, int stage, int mine,
+                                     const Ahead& of_k) {
+    split(shared, stage, mine, of_k);
   }
 
   __device__ __forceinline__ void split(const Shared<Way>& shared, int stage, int mine,
