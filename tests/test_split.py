@@ -30,7 +30,8 @@ on_hopper = pytest.mark.skipif(
 needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
 # B, K, N: one, odd, around a tile's 128 x 256, around panels of 64 of k, several tiles either way
 SHAPES = [(1, 1, 1), (7, 7, 5), (129, 65, 257), (128, 64, 256), (257, 1000, 129), (3, 8200, 300),
-          (1031, 67, 33), (300, 4097, 520), (1, 131072, 3), (100, 700, 500), (500, 1300, 1000)]  # fmt: skip
+          (1031, 67, 33), (300, 4097, 520), (1, 131072, 3), (100, 700, 500),
+          (500, 1300, 1000)]  # fmt: skip
 
 
 def rows_of(stored: Tensor, rows: int, K: int) -> Tensor:
@@ -515,7 +516,7 @@ def test_the_product_has_hopper_s_instructions():
     code = disassembled(report.path)
     assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
     three, one = 12, 4  # for 64 of k and 128 columns; the first of 256 columns stands apart
-    # turns in a loop: of a split x, of a raw one or one promoted late; through, the first stands apart
+    # turns of a loop: of a split x, a raw one, one promoted late; through, the first stands apart
     turns = {"three": 2 + 1 + 1, "one": 2 + 2 * 2 + 2}
     assert code.count("HGMMA") == turns["three"] * three + turns["one"] * one
 

@@ -25,6 +25,7 @@ __all__ = [
     "METHODS",
     "SHARED",
     "Halves",
+    "added",
     "floor_ms",
     "halved",
     "halved_differences",
@@ -179,7 +180,7 @@ def product(
     centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before,
     where that can be (no centre, rows at 16 bytes); the faster way if None. promote: of k, a
     multiple of 64, what tensor cores accumulate of three products; above 64 to see what becomes of
-    it. through: one product may be accumulated over all of k, somewhat faster: that draws each output
+    it. through: one product may be accumulated over all of k, somewhat faster: it draws each output
     toward zero, by 1e-5 of it. The sum over k is cut where blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
@@ -211,6 +212,11 @@ def product(
     interval = 0 if through and not raw and not both else promote // PANEL
     _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
     return z
+
+
+def added(parts: Tensor) -> Tensor:
+    """parts (parts, B, N) -> (B, N), their sum, of its own memory or that of the one part."""
+    return parts[0] if parts.size(0) == 1 else parts.sum(0)
 
 
 def floor_ms(B: int, K: int, N: int, reach: limits.Ceilings) -> float:

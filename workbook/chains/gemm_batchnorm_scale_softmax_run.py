@@ -23,7 +23,6 @@ from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     EVAL,
     SLUG,
-    added,
     beside,
     blocks_of,
     fold,
@@ -163,7 +162,7 @@ def _run_batch_split(
     kept: list | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return added(split.product(x, split.kept(weight), centre=c, through=True))
+        return split.added(split.product(x, split.kept(weight), centre=c, through=True))
 
     return _run_batch(run, x, parameters, options, multiply, kept)
 

@@ -18,7 +18,6 @@ from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 __all__ = [
     "EVAL",
     "SLUG",
-    "added",
     "beside",
     "blocks_of",
     "fold",
@@ -132,18 +131,13 @@ def kept_of(z: Tensor, kept: list | None) -> Tensor:
     return z
 
 
-def added(parts: Tensor) -> Tensor:
-    """parts (parts, B, N) -> (B, N), their sum."""
-    return parts[0] if parts.size(0) == 1 else parts.sum(0)
-
-
 def _run_split(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
 ) -> Tensor:  # fmt: skip
     """A feature whose weights are infinite may leave a row finite: it is taken as it is."""
     weight = parameters[0]
-    z = added(split.product(x, split.kept(weight), whole=weight, through=True))
+    z = split.added(split.product(x, split.kept(weight), whole=weight, through=True))
     y = kept_of(z, kept)
     run(y, *folded, tiles_of(y))
     return y

@@ -57,10 +57,7 @@ def halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
 def _product(x: Tensor, weight: Tensor, whole: Tensor | None) -> Tensor:
     """x (B, K) -> x W^T (B, N), of its own memory; whole: as of `split.product`."""
     if split.suits(x, weight.size(0)):
-        first, *others = split.product(x, split.kept(weight), whole=whole, through=True)
-        for other in others:
-            first += other
-        return first
+        return split.added(split.product(x, split.kept(weight), whole=whole, through=True))
     if x.is_cuda or x.dtype is not torch.float32:
         return torch.mm(x, weight.T)
     return gemm.short_chains(ops.adjacent(x))(weight)

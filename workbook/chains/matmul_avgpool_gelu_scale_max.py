@@ -156,11 +156,13 @@ def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tup
 
 
 ELEMENTS = 1 << 26  # of u at a time on a GPU
-FEW = 16  # samples that torch's product and tail are faster for, by TF32: recorded
+# Samples from two on that torch's product and tail are faster for, by TF32: recorded. A single one
+# torch multiplies in float32, and so do we.
+FEW = 16
 
 
 def _are_few(x: Tensor) -> bool:
-    return x.shape[0] <= FEW and precision.chosen_route() == "tf32"
+    return 1 < x.shape[0] <= FEW and precision.chosen_route() == "tf32"
 
 
 def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:

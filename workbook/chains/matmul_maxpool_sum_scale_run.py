@@ -165,10 +165,7 @@ def run_split(
 
 def _by_halves(x: Tensor, folded: tuple) -> Tensor:
     """x D^T (B, M), of its own memory; folded: the halves of D, and more."""
-    g, *others = split.product(x, split.Halves(*folded[:4]))
-    for other in others:
-        g += other
-    return g
+    return split.added(split.product(x, split.Halves(*folded[:4])))
 
 
 def differences(x: Tensor, folded: tuple, place: str) -> Tensor:
