@@ -17,4 +17,4 @@ cudaError_t launch(const GroupMean& p, cudaStream_t stream);
 void launch(const GroupMean& p, int64_t begin, int64_t end);  // tasks begin <= i < end
 #endif
 
-constexpr int64_t kStrip = 1024;  // columns of one task on a CPU
+constexpr int64_t kStrip = 1024;  // columns of one task on a CPU: 4 KB of each row, 8 KB of sums
