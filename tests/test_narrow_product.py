@@ -210,7 +210,6 @@ def test_who_makes_the_product(monkeypatch):
 
     monkeypatch.setattr(gemm, "_narrow", lambda: lambda *a: (seen.append("narrow"), kernel(*a)))
     monkeypatch.setattr(gemm, "_onednn", Linear)
-    monkeypatch.setattr(gemm, "_mkl_is_slow", lambda: True)
     weight = drawn((300, 4500), 4)
     for rows, taken, who in [
         (gemm.NARROW, weight, ["narrow"]),
@@ -226,50 +225,3 @@ def test_who_makes_the_product(monkeypatch):
         seen.clear()
         gemm.short_chains(drawn((rows, taken.size(1)), 3))(taken)
         assert seen == who
-
-
-AMD = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "slow"),
-    [
-        (AMD.format("AuthenticAMD", 26), True),
-        (AMD.format("AuthenticAMD", 25), False),
-        (AMD.format("GenuineIntel", 26), False),
-        ("", False),
-    ],
-)
-def test_which_cpus_mkl_is_slow_on(text, slow, monkeypatch, tmp_path):
-    monkeypatch.setattr(gemm, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert gemm._mkl_is_slow.__wrapped__() is False, "no such file"
-    gemm.CPUINFO.write_text(text)
-    assert gemm._mkl_is_slow.__wrapped__() is slow
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    assert gemm._mkl_is_slow.__wrapped__() is True
-
-
-@pytest.mark.parametrize("slow", [True, False])
-def test_short_parts_are_saved_where_mkl_is_as_fast(slow, monkeypatch):
-    """k is cut where the parts are long enough, or where oneDNN is that much faster."""
-    if gemm._onednn() is None:
-        pytest.skip("this torch has no oneDNN")
-    seen, linear = [], gemm._onednn()
-
-    class Linear:
-        def __call__(self, *a):
-            seen.append(1)
-            return linear(*a)
-
-        binary = staticmethod(linear.binary)
-
-    monkeypatch.setattr(gemm, "_onednn", Linear)
-    monkeypatch.setattr(gemm, "_mkl_is_slow", lambda: slow)
-    long = gemm.LONG * gemm.CHAINS
-    for columns, by_parts in [(150, True), (2048, slow), (long - 16, slow), (long, True)]:
-        seen.clear()
-        x, weight = drawn((300, columns), 1), drawn((70, columns), 2)
-        z = gemm.short_chains(x)(weight)
-        assert bool(seen) is by_parts, columns
-        torch.testing.assert_close(z.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,25 +21,6 @@ NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
 CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
 TOGETHER = 1024  # rows of x: of more, what a chain leaves is out of the cache when the next adds
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
-
-
-CPUINFO = Path("/proc/cpuinfo")
-WIDE_AMD = 26  # the CPU family of AMD from which on 512 bits are multiplied at once (Zen 5)
-
-
-@functools.cache
-def _mkl_is_slow() -> bool:
-    """True where oneDNN multiplies at twice the rate of MKL, or torch has no MKL.
-
-    MKL keeps to 256 bits on CPUs of other makers. That is half of the rate where 512 are multiplied
-    at once; on an AMD CPU of before Zen 5 the two are alike, and on Intel's MKL uses all there is.
-    """
-    text = ""
-    with contextlib.suppress(OSError):
-        text = CPUINFO.read_text(encoding="utf-8")
-    found = re.search(r"vendor_id\s*: AuthenticAMD\s+cpu family\s*: (\d+)", text)
-    wide = found is not None and int(found[1]) >= WIDE_AMD
-    return wide or not torch.backends.mkl.is_available()
 
 
 @functools.cache
@@ -90,27 +68,24 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
 
     oneDNN adds a thousand products and more in one chain; where all have one sign it errs by four
     times as much as MKL with its shorter ones. A few rows of x go to a kernel of ours, with a chain
-    a lane. For more, k is cut, unless parts are short and MKL, at the same rate, saves them. The
-    weight then stands on the left, so that a part of its columns is read where it is, and what
-    oneDNN rearranges are parts of x.
+    a lane. For more, k is cut. The weight then stands on the left, so that a part of its columns
+    is read where it is, and what oneDNN rearranges are parts of x.
     """
     if x.size(0) > TOGETHER and not x.is_cuda:
         return _by_rows(x)
     narrow = _narrow_for(x)
     columns = x.size(1)
-    chain = max(SHORT, min(LONG, columns // CHAINS))
-    count = max(1, round(columns / chain))
+    count = max(1, round(columns / max(SHORT, min(LONG, columns // CHAINS))))
     length = -(-columns // count // 16) * 16  # whole cache lines
-    at_once = bool(narrow) or (count > 1 and chain < LONG and not _mkl_is_slow())
     cuts = [slice(k, k + length) for k in range(0, columns, max(length, 1))]
-    pieces = () if at_once or len(cuts) < 2 else [x[:, cut].contiguous() for cut in cuts]
+    pieces = () if narrow or len(cuts) < 2 else [x[:, cut].contiguous() for cut in cuts]
 
     def product_of(weight: Tensor, out: Tensor | None = None) -> Tensor:
         if narrow and ops.adjacent(weight) is weight:
             z = x.new_empty(x.size(0), weight.size(0)) if out is None else out
             narrow(x, weight, z)
             return z
-        linear = None if at_once else _fast(x, weight)
+        linear = None if narrow else _fast(x, weight)
         if linear is None:
             return torch.mm(x, weight.T, out=out)
         if not pieces:
