@@ -210,12 +210,12 @@ def padded(shape: tuple[int, int], seed: int) -> Tensor:
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_product(shape, raw):
+def test_product(shape, way):
     B, K, N = shape
     x, W = padded((B, K), 3), drawn((N, K), 4).cuda()
-    parts = split.product(x, split.halved(W), raw=raw)
+    parts = split.product(x, split.halved(W), way=way)
     assert parts.shape[1:] == (B, N) and not parts.isnan().any()
     # two splits of 2^-23, then one rounding to nearest for every 64 of k
     assert relative(parts.double().sum(0), x, W) < 4 * U32 + 0.3 * U32 * math.sqrt(K / 64) + 2e-7
@@ -232,7 +232,7 @@ def test_no_rows_have_no_product():
 def test_what_is_promoted_late_is_rounded_toward_zero():
     """One part of k, so that promotion is all that differs; eager errs by about 6e-7 here."""
     x, W = torch.rand(512, 8192).cuda(), drawn((8192, 8192), 4).cuda()
-    found = [split.product(x, split.halved(W), raw=False, promote=p)
+    found = [split.product(x, split.halved(W), way="split", promote=p)
              for p in (64, 128, 256, 1024, 8192)]  # fmt: skip
     assert [len(parts) for parts in found] == [1] * 5
     late = [relative(parts[0], x, W) for parts in found]
@@ -247,17 +247,54 @@ OF_TF32 = 2.0**-11 * math.sqrt(2 / 3)
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["split", "raw", "floats"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_product(shape, raw):
-    """By the his alone: TF32's accuracy, and no better, or it would not be one product."""
+def test_one_product(shape, way):
+    """By the his alone, or as they are: TF32's accuracy, and no better, or it would not be one."""
     B, K, N = shape
-    x, W = padded((B, K), 3), drawn((N, K), 4).cuda()
-    z = split.product(x, split.halved(W), raw=raw, products=1).double().sum(0)
+    x, W = padded((B, K), 3), padded((N, K), 4)
+    z = split.product(x, split.halved(W), W, way=way, products=1).double().sum(0)
     assert z.shape == (B, N) and not z.isnan().any()
     assert relative(z, x, W) < 2.0**-10
     if B * N > 1000:
         assert 1e-5 < relative(z, x, W) < OF_TF32
+
+
+@on_hopper
+def test_floats_are_rounded_and_not_cut_off():
+    """What a product cuts off draws all of it one way: numbers just below the next of 11 bits."""
+    x = torch.full((200, 512), 1 + 2.0**-10 - 2.0**-20, device="cuda")
+    W = torch.full((300, 512), 1 + 2.0**-10 - 2.0**-20, device="cuda")
+    z = split.product(x, split.halved(W), W, way="floats", products=1).sum(0)
+    assert relative(z, x, W) < 1e-5
+    cut_off = torch.ones_like(x)
+    assert relative(cut_off @ torch.ones_like(W).T, x, W) > 1e-3, "control"
+
+
+@on_hopper
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("of", ["x", "W"])
+def test_floats_of_a_row_that_is_not_finite(value, of):
+    x, W = drawn((140, 500), 9).cuda().abs() + 0.1, drawn((300, 500), 10).cuda()
+    halves = split.halved(W)  # not read
+    clean = split.product(x, halves, W, way="floats", products=1).sum(0)
+    (x if of == "x" else W)[77, 3] = value
+    z, found = split.product(x, halves, W, way="floats", products=1).sum(0), clean.double()
+    true = x.double() @ W.double().T
+    hurt = ~true.isfinite()
+    assert torch.equal(z.isfinite(), ~hurt) and hurt.any()
+    assert torch.equal(z[~hurt].double(), found[~hurt])
+    assert torch.equal(z[hurt & ~true.isnan()].double(), true[hurt & ~true.isnan()])
+
+
+@on_hopper
+def test_floats_keep_float32_s_exponents():
+    x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
+    z = split.product(x, split.halved(W), W, way="floats", products=1).sum(0)
+    for power in (-90, 90):
+        W_far = W * 2.0**power
+        y = split.product(x, split.halved(W), W_far, way="floats", products=1).sum(0)
+        assert torch.equal(y, z * 2.0**power)
 
 
 @on_hopper
@@ -285,19 +322,19 @@ def test_one_product_through_all_of_k_drifts_and_a_promoted_one_does_not():
     x, W = torch.rand(512, 32768).cuda(), torch.rand(8192, 32768).cuda()
     halves = split.halved(W)
     promoted, through = (
-        split.product(x, halves, raw=False, products=1, through=t) for t in (False, True)
+        split.product(x, halves, way="split", products=1, through=t) for t in (False, True)
     )
     assert relative(through.sum(0), x, W) < OF_TF32
     assert drawn_toward_zero(through, x, W) > 2e-5 > 4 * abs(drawn_toward_zero(promoted, x, W))
-    for raw, products in ((True, 1), (False, 3)):  # where it says nothing
-        found = [split.product(x, halves, raw=raw, products=products, through=t) for t in (0, 1)]
+    for way, products in (("raw", 1), ("split", 3)):  # where it says nothing
+        found = [split.product(x, halves, way=way, products=products, through=t) for t in (0, 1)]
         assert torch.equal(*found)
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("family", ["rows", "columns", "against each other", "mean"])
-def test_product_of_families(family, raw):
+def test_product_of_families(family, way):
     x, W = drawn((200, 1500), 5), drawn((300, 1500), 6)
     powers = torch.exp2(torch.randint(-20, 21, (1500,), generator=torch.manual_seed(0)).float())
     if family == "rows":
@@ -308,7 +345,7 @@ def test_product_of_families(family, raw):
         x = x * powers
         W = W / powers if family == "against each other" else W
     x, W = x.cuda(), W.cuda()
-    z, true = split.product(x, split.halved(W), raw=raw).sum(0), x.double() @ W.double().T
+    z, true = split.product(x, split.halved(W), way=way).sum(0), x.double() @ W.double().T
     assert_accurate(*(t.cpu() for t in (z, torch.mm(x, W.T), true)))
 
 
@@ -318,40 +355,40 @@ def test_control_without_equalised_columns_a_family_is_lost():
     powers = torch.exp2(torch.randint(-20, 21, (1500,), generator=torch.manual_seed(0)).float())
     x, W = (x * powers).cuda(), (W / powers).cuda()
     none = torch.zeros(1536, dtype=torch.int8, device="cuda")
-    for raw in (False, True):
-        z = split.product(x, split._split(W, none), raw=raw).sum(0)
+    for way in ("split", "raw"):
+        z = split.product(x, split._split(W, none), way=way).sum(0)
         assert relative(z, x, W) > 1e-3
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
-def test_repeats_are_bit_identical(raw):
+@pytest.mark.parametrize("way", ["split", "raw"])
+def test_repeats_are_bit_identical(way):
     x, W = drawn((300, 2000), 7).cuda(), drawn((700, 2000), 8).cuda()
-    first = split.product(x, split.halved(W), raw=raw)
-    assert all(torch.equal(split.product(x, split.halved(W), raw=raw), first) for _ in range(5))
+    first = split.product(x, split.halved(W), way=way)
+    assert all(torch.equal(split.product(x, split.halved(W), way=way), first) for _ in range(5))
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_stays_alone(value, raw):
+def test_a_row_that_is_not_finite_stays_alone(value, way):
     x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
-    clean = split.product(x, split.halved(W), raw=raw).sum(0)
+    clean = split.product(x, split.halved(W), way=way).sum(0)
     x[17, 3] = value
-    z = split.product(x, split.halved(W), raw=raw).sum(0)
+    z = split.product(x, split.halved(W), way=way).sum(0)
     assert not z[17].isfinite().any()
     others = torch.arange(140) != 17
     assert torch.equal(z[others.cuda()], clean[others.cuda()])
 
 
 @on_hopper
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_row_of_weights_that_is_not_finite_is_taken_as_it_is(value, raw):
+def test_a_row_of_weights_that_is_not_finite_is_taken_as_it_is(value, way):
     x, W = drawn((140, 500), 9).cuda().abs() + 0.1, drawn((300, 500), 10).cuda()
-    clean = split.product(x, split.halved(W), raw=raw).sum(0)
+    clean = split.product(x, split.halved(W), way=way).sum(0)
     W[290, 499] = value
-    z = split.product(x, split.halved(W), whole=W, raw=raw).sum(0)
+    z = split.product(x, split.halved(W), whole=W, way=way).sum(0)
     others = (torch.arange(300) != 290).cuda()
     torch.testing.assert_close(z[:, others], clean[:, others], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(z[:, 290], torch.mm(x, W[290:].T)[:, 0], equal_nan=True)
@@ -389,6 +426,11 @@ def test_arguments_are_named():
         split.product(x.cpu(), weight)
 
 
+def ours_by(route: str, *shape: int, whole: bool = False) -> str:
+    """`ways.best` without torch's."""
+    return ways.fastest(ways.ours(route, whole), route, *shape)
+
+
 # --- where it serves --------------------------------------------------------------------------
 
 
@@ -417,7 +459,7 @@ def test_the_drop_in_takes_it_where_it_is_large(slug, mode, monkeypatch):
         seen.clear()
         new(x[:2])
         assert not seen, "too small"
-        monkeypatch.setattr(ways, "best", ways.of_halves)  # torch's way is the faster one here
+        monkeypatch.setattr(ways, "best", ours_by)  # torch's way is the faster one here
         with precision.using_route("tf32"):
             y, eager = new(x), model(x)
         assert seen, "one product of halves"
@@ -441,7 +483,7 @@ def _newer(route: str) -> None:
 )  # fmt: skip
 def test_the_switch_between_calls(slug, choose, compiled, monkeypatch):
     """The newer one under torch.compile: torch itself refuses to read the older beside it."""
-    monkeypatch.setattr(ways, "best", ways.of_halves)
+    monkeypatch.setattr(ways, "best", ours_by)
     counts, run = [], split._split_product()
     monkeypatch.setattr(
         split, "_split_product",
@@ -510,15 +552,17 @@ def test_splitting_compiles_without_spills(name, arch):
 @needs_nvcc
 def test_the_product_has_hopper_s_instructions():
     report = cubin("split_product", "90a")
-    # x split before or raw, in three products or one; three promoted late, one not at all
-    assert [kernel.spill_bytes for kernel in report.kernels] == [0] * 6
+    # x split before or raw, in three products or one; three promoted late, one not at all; floats
+    assert [kernel.spill_bytes for kernel in report.kernels] == [0] * 7
     assert "wgmma" not in report.log, "no remark that products wait for one another"
     code = disassembled(report.path)
     assert "HGMMA.64x128x16.F32" in code and "UTMALDG.3D" in code and "UTMALDG.2D" in code
     three, one = 12, 4  # for 64 of k and 128 columns; the first of 256 columns stands apart
-    # turns of a loop: of a split x, a raw one, one promoted late; through, the first stands apart
-    turns = {"three": 2 + 1 + 1, "one": 2 + 2 * 2 + 2}
-    assert code.count("HGMMA") == turns["three"] * three + turns["one"] * one
+    # turns of a loop: of a split x, a raw one, one promoted late
+    assert code.count("HGMMA.64x128x16.F32 ") == (2 + 1 + 1) * three + (2 + 1) * one
+    # of all of k, panels of 32 of it, as many as the compiler unrolls: of halves, of floats
+    panels = code.count("HGMMA.64x256x16.F32 ") // 2
+    assert panels >= 2 and code.count("HGMMA.64x256x8.F32.TF32 ") == 4 * panels
 
 
 @needs_nvcc
@@ -545,8 +589,8 @@ def disassembled(file: Path) -> str:
 @pytest.mark.parametrize("power", [-120, -60, 60, 120])
 def test_huge_and_tiny_rows_and_weights(power):
     x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
-    z = split.product(x, split.halved(W), raw=True).sum(0)
+    z = split.product(x, split.halved(W), way="raw").sum(0)
     for a, b in ((2.0**power, 1.0), (1.0, 2.0**power)):
-        for raw in (False, True):
-            y = split.product(x * a, split.halved(W * b), raw=raw).sum(0)
+        for way in ("split", "raw"):
+            y = split.product(x * a, split.halved(W * b), way=way).sum(0)
             torch.testing.assert_close(y.double(), z.double() * 2.0**power, rtol=1e-5, atol=1e-42)

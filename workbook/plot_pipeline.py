@@ -43,13 +43,13 @@ def constants(raw: bool = False) -> dict[str, int]:
     for line in re.findall(r"^constexpr int (.*?);", "\n".join(texts), re.M):
         for item in re.findall(r"(k\w+) = ([^,]+)", line):
             found[item[0]] = _value(item[1], found)
-    way = "true" if raw else "false"
-    found["kColumns"] = _number(rf"launch<Way<(\d+), {way}, Products>>", texts)
+    form = "kRawX" if raw else "kHalves"
+    found["kColumns"] = _number(rf"launch<Way<(\d+), {form}, Products>>", texts)
     room = _number(r"kStages = \((\d+) << 10\) / sizeof\(Stage<Way>\);", texts)
     # two halves of each number, or a raw one
     found["kStages"] = (room << 10) // (4 * found["kPanel"] * (found["kRows"] + found["kColumns"]))
     found["kTurns"] = found["kColumns"] // found["kWide"]
-    body = texts[-1][texts[-1].index(" ask_pair(") :]
+    body = texts[-1][texts[-1].index(" multiply_pair(") :]
     small, *large = body[: body.index("\n}\n")].split("commit_products();")
     found["small"] = small.count("x.template multiply<")
     found["large"] = "".join(large).count("x.template multiply<")

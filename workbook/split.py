@@ -92,14 +92,14 @@ def is_here(device: str | torch.device = "cuda") -> bool:
     return _processors(torch.cuda.current_device() if where.index is None else where.index) > 0
 
 
-def suits(x: Tensor, outputs: int, route: str = "") -> bool:
+def suits(x: Tensor, outputs: int, route: str = "", whole: bool = False) -> bool:
     """True where `product` is the faster one for x (B, K) and that many outputs, on a Hopper GPU;
-    route: that of the user if not given."""
+    route: that of the user if not given. whole: as of `ways.best`."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return False
     processors = _processors(x.get_device())
     route = route or precision.chosen_route()
-    return processors > 0 and ways.best(route, *x.shape, outputs, processors) != "torch"
+    return processors > 0 and ways.best(route, *x.shape, outputs, processors, whole) != "torch"
 
 
 def _room(v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +168,7 @@ def product(
     weight: Halves,
     whole: Tensor | None = None,
     centre: Tensor | None = None,
-    raw: bool | None = None,
+    way: str | None = None,
     promote: int = PANEL,
     products: int | None = None,
     through: bool = False,
@@ -177,11 +177,11 @@ def product(
 
     products: 3, float32's accuracy, or 1, TF32's; None is that of the route the user has chosen.
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
-    centre (K): of (x - centre) / 2 instead. raw: x is split where it is multiplied, not before,
-    where that can be (no centre, rows at 16 bytes); the faster way if None. promote: of k, a
-    multiple of 64, what tensor cores accumulate of three products; above 64 to see what becomes of
-    it. through: one product may be accumulated over all of k, somewhat faster: it draws each output
-    toward zero, by 1e-5 of it. The sum over k is cut where blocks are missing.
+    centre (K): of (x - centre) / 2 instead. way: one of `ways` that can be, the fastest if None.
+    promote: of k, a multiple of 64, what tensor cores accumulate of three products; above 64 to see
+    what becomes of it. through: one product may be accumulated over all of k,
+    somewhat faster: it draws each output toward zero, by 1e-5 of it. The sum over k is cut where
+    blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
@@ -190,28 +190,50 @@ def product(
             "and nvcc: move x to one, or use torch.mm"
         )
     x = ops.adjacent(x)
-    usable = centre is None and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0
-    usable = usable and promote == PANEL
+    products = _products(products, promote)
+    outputs, route = weight.exponents.size(0), "float32" if products == 3 else "tf32"
+    whole = None if whole is None else ops.adjacent(whole.detach())
+    can = _ways(x, whole if products == 1 else None, centre, promote)
+    if way is not None and way not in can:
+        raise ValueError(f"way: got {way!r}; wants one of {', '.join(can)} for these operands")
+    shape = *x.shape, outputs, processors
+    way = way or ways.fastest(can, route, *shape)
+    parts = 1 if promote > PANEL else ways.cut(*shape, way)[1]
+    z = x.new_empty((parts, x.size(0), outputs))
+    if not z.numel():
+        return z
+    none, both = (weight.hi[:0], weight.hi[:0], weight.exponents[:0]), products == 3
+    halves = _split(x, weight.columns, centre, both)[:3] if way == "split" else none
+    w = none if way == "floats" else (weight.hi, weight.lo if both else none[1], weight.exponents)
+    interval = 0 if through and way == "split" and not both else promote // PANEL
+    whole = x[:0] if whole is None else whole
+    _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
+    return z
+
+
+def _products(products: int | None, promote: int) -> int:
+    """How many products of halves: what is asked for, or belongs to the user's route."""
     if promote < PANEL or promote % PANEL:
         raise ValueError(f"promote: got {promote}; wants a multiple of {PANEL}")
     products = products or PRODUCTS[precision.chosen_route()]
     if products not in PRODUCTS.values() or (products == 1 and promote > PANEL):
         raise ValueError(f"products: got {products}; wants 3, or 1 with promote={PANEL}")
-    outputs, route = weight.exponents.size(0), "float32" if products == 3 else "tf32"
-    shape = *x.shape, outputs, processors
-    raw = usable and (raw if raw is not None else ways.of_halves(route, *shape) == "raw")
-    parts = 1 if promote > PANEL else ways.cut(*shape, "raw" if raw else "split")[1]
-    z = x.new_empty((parts, x.size(0), outputs))
-    if not z.numel():
-        return z
-    none = weight.hi[:0], weight.lo[:0], weight.exponents[:0]
-    both = products == 3
-    halves = none if raw else _split(x, weight.columns, centre, both)[:3]
-    w = weight.hi, weight.lo if both else none[1], weight.exponents
-    whole = x[:0] if whole is None else ops.adjacent(whole.detach())
-    interval = 0 if through and not raw and not both else promote // PANEL
-    _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
-    return z
+    return products
+
+
+def _ways(x: Tensor, whole: Tensor | None, centre: Tensor | None, promote: int) -> tuple[str, ...]:
+    """How x (B, K) can be multiplied: the copy engine wants what it reads as it is at 16 bytes."""
+    if centre is not None or promote > PANEL or not _at_16_bytes(x):
+        return ("split",)
+    return (
+        ("split", "raw", "floats")
+        if whole is not None and _at_16_bytes(whole)
+        else ("split", "raw")
+    )
+
+
+def _at_16_bytes(matrix: Tensor) -> bool:
+    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) % 4 == 0
 
 
 def added(parts: Tensor) -> Tensor:

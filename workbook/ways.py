@@ -7,12 +7,13 @@ wins.
     torch   x W^T by torch.mm, on the route the user has chosen
     split   by halves, x split before by a kernel of its own
     raw     by halves, x split where it is multiplied
+    floats  x and W as they are, rounded to TF32 on their way: on that route, where W is at hand
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "ADDED_US",
@@ -23,13 +24,14 @@ __all__ = [
     "best",
     "counts",
     "cut",
-    "of_halves",
+    "fastest",
+    "ours",
     "predicted_us",
 ]
 
 PANEL = 64  # of k that is promoted at once, a pair of panels: what parts of k are cut into
 PROCESSORS = 132  # multiprocessors of an H100 or an H200
-TILES = {"split": (128, 256), "raw": (128, 128)}  # rows and columns of a block's tile
+TILES = {"split": (128, 256), "raw": (128, 128), "floats": (128, 256)}  # rows, columns of a block's
 PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
@@ -39,6 +41,7 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("torch", "tf32"): (8.864, 1.822, 0.7931, 0.4766, 0.7586),
     ("split", "tf32"): (7.401, 2.269, 0.7037, 8.030, 0.07135),
     ("raw", "tf32"): (6.471, 0.8623, 3.238, 0.5281),
+    ("floats", "tf32"): (6.0, 1.3, 2.0, 0.3),
 }
 # In the halves' recorded times is a sum over the parts, which tails do themselves: a launch, and
 # 1e6 numbers read or written, by the difference at one shape.
@@ -81,17 +84,29 @@ def predicted_us(
 
 
 @functools.lru_cache(maxsize=1024)
-def best(route: str, rows: int, columns: int, outputs: int, processors: int) -> str:
-    """The way for x (B, K) and N outputs on a route: torch where no other is clearly faster."""
+def best(
+    route: str, rows: int, columns: int, outputs: int, processors: int, whole: bool = False
+) -> str:
+    """The way for x (B, K) and N outputs on a route: torch where no other is clearly faster.
+
+    whole: W is at hand, not its halves alone.
+    """
     if rows < LEAST[0] or columns < LEAST[1] or outputs < LEAST[2]:
         return "torch"
     shape = rows, columns, outputs, processors
-    found = of_halves(route, *shape)
-    ours, other = (predicted_us(way, route, *shape) for way in (found, "torch"))
-    return found if ours <= FASTER * other else "torch"
+    found = fastest(ours(route, whole), route, *shape)
+    mine, other = (predicted_us(way, route, *shape) for way in (found, "torch"))
+    return found if mine <= FASTER * other else "torch"
 
 
-def of_halves(route: str, rows: int, columns: int, outputs: int, processors: int) -> str:
-    """How x is better split: split or raw."""
+def ours(route: str, whole: bool) -> tuple[str, ...]:
+    """The ways but torch's, on a route."""
+    return ("split", "raw", "floats") if whole and route == "tf32" else ("split", "raw")
+
+
+def fastest(
+    can: Sequence[str], route: str, rows: int, columns: int, outputs: int, processors: int
+) -> str:
+    """Of some ways the fastest."""
     shape = rows, columns, outputs, processors
-    return min(("split", "raw"), key=lambda way: predicted_us(way, route, *shape))
+    return min(can, key=lambda way: predicted_us(way, route, *shape))

@@ -120,7 +120,14 @@ __device__ __forceinline__ uint64_t rows_of_32(const void* address) {
   return start | uint64_t{1} << 16 | uint64_t{512 >> 4} << 32 | uint64_t{2} << 62;
 }
 
-constexpr int kNext = 16 * sizeof(half) >> 4;  // to the next 16 halves, in a descriptor's unit
+// Rows of 32 floats, 128 bytes each, in groups of 8 rows that are 1024 bytes apart, swizzled: of row r
+// the 16 bytes c stand at c ^ r % 8. `address` may stand 8 floats, 32 bytes, further on.
+__device__ __forceinline__ uint64_t rows_of_32_floats(const void* address) {
+  const uint64_t start = (shared(address) & 0x3ffff) >> 4;
+  return start | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+constexpr int kNext = 16 * sizeof(half) >> 4;  // to the next 16 halves, or 8 floats, in a descriptor's unit
 
 // Before the first product of a sequence: registers written so far are what it adds to.
 __device__ __forceinline__ void fence_products() {
@@ -136,12 +143,20 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// The 64 accumulators of a product, as PTX names them and as its operands.
-#define WB_SUMS                                                                                  \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
+// The accumulators of a product, 64 or 128, as PTX names them and as its operands.
+#define WB_64_SUMS                                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "            \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "            \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WB_64_MORE                                                                               \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "            \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "            \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "      \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "  \
+  "%126, %127"
+#define WB_SUMS "{" WB_64_SUMS "}, "
+#define WB_128_SUMS "{" WB_64_SUMS ", " WB_64_MORE "}, "
 #define WB_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WB_SIXTEEN(d, i) WB_FOUR(d, i), WB_FOUR(d, i + 4), WB_FOUR(d, i + 8), WB_FOUR(d, i + 12)
 #define WB_64(d) WB_SIXTEEN(d, 0), WB_SIXTEEN(d, 16), WB_SIXTEEN(d, 32), WB_SIXTEEN(d, 48)
@@ -168,9 +183,35 @@ __device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// sums (64, 256) <- A (64, k) B (256, k)^T + (add ? sums : 0), from shared memory; sums[h] has columns
+// 128 h and on, as above. Of 16 halves, or of 8 floats that were rounded to TF32 before: what is
+// beyond is cut off.
+#define WB_PRODUCT_OF_256(shape)                                                     \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                     \
+               "wgmma.mma_async.sync.aligned." shape " " WB_128_SUMS "%128, %129, "  \
+               "add, 1, 1" WB_K_MAJOR ";\n}"                                         \
+               : WB_64(d[0]), WB_64(d[1])                                            \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+
+__device__ __forceinline__ void multiply(float (&d)[2][64], uint64_t a, uint64_t b, bool add) {
+#define WB_K_MAJOR ", 0, 0"
+  WB_PRODUCT_OF_256("m64n256k16.f32.f16.f16");
+#undef WB_K_MAJOR
+}
+
+__device__ __forceinline__ void multiply_tf32(float (&d)[2][64], uint64_t a, uint64_t b, bool add) {
+#define WB_K_MAJOR
+  WB_PRODUCT_OF_256("m64n256k8.f32.tf32.tf32");
+#undef WB_K_MAJOR
+}
+
+#undef WB_PRODUCT_OF_256
 #undef WB_64
 #undef WB_SIXTEEN
 #undef WB_FOUR
+#undef WB_128_SUMS
 #undef WB_SUMS
+#undef WB_64_MORE
+#undef WB_64_SUMS
 
 }  // namespace hopper

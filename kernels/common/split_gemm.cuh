@@ -22,9 +22,12 @@
 
 namespace split_gemm {
 
+constexpr int kStepOfFloats = 8;  // of k in an instruction
+constexpr int kLong = 8;  // rows of halves in a row of the copy engine's
+
 // The matrices as the copy engine sees them, and how far k goes.
 struct Operands {
-  CUtensorMap x, xl, wh, wl;  // x: xh, or raw
+  CUtensorMap x, xl, wh, wl;  // x: xh, or as it is; wh: or W as it is
   const int *e, *f;
   const int8_t* c;
   int B, N, pairs;  // of panels, the last filled up with zeros
@@ -35,6 +38,9 @@ struct Operands {
 struct Place {
   int row, column, first, pairs;
 };
+
+template <class Way>
+using Sums = float[Way::Columns / kWide][64];
 
 template <class Way>
 __device__ __forceinline__ Place place_of(const Operands& p) {
@@ -50,52 +56,36 @@ __device__ __forceinline__ Place place_of(const Operands& p) {
 template <class Way>
 __device__ __forceinline__ void copy_panels(Shared<Way>& shared, const Operands& p,
                                             const Place& at) {
-  constexpr int kStages = Shared<Way>::kStages;
-  constexpr int kLong = 8;  // rows of a matrix in a row of the copy engine's
   constexpr bool kBoth = Way::Products == 3;
   const int row = at.row / kLong, column = at.column / kLong;
   for (int i = 0; i < 2 * at.pairs; ++i) {
-    const int s = i % kStages, panel = 2 * at.first + i;
-    Stage<Way>& stage = shared.stages[s];
-    uint64_t* full = &shared.full[s];
-    hopper::wait(&shared.empty[s], (i / kStages + 1) % 2);
-    hopper::expect(full, sizeof(stage));
-    if constexpr (Way::Raw) {
+    const int panel = 2 * at.first + i;
+    Stage<Way>& stage = shared.stages[i % Shared<Way>::kStages];
+    uint64_t* full = shared.ring.take(i, sizeof(stage));
+    if constexpr (Way::Raw || Way::Floats) {
       hopper::load_box(stage.x, p.x, panel * kPanel, at.row, full);
     } else {
       hopper::load_box(stage.x[0], p.x, 0, row, panel, full);
       if constexpr (kBoth) hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
     }
-    if constexpr (kBoth) hopper::load_box(stage.w[1], p.wl, 0, column, panel, full);
-    hopper::load_box(stage.w[0], p.wh, 0, column, panel, full);
+    if constexpr (Way::Floats) {
+      hopper::load_box(stage.w, p.wh, panel * kPanel, at.column, full);
+    } else {
+      if constexpr (kBoth) hopper::load_box(stage.w[1], p.wl, 0, column, panel, full);
+      hopper::load_box(stage.w[0], p.wh, 0, column, panel, full);
+    }
   }
 }
 
 // --- the products -----------------------------------------------------------------------------------
 
+// part (64, 128) <- or += the products of a pair of panels, for columns from n on, when it is this
+// warpgroup's turn. At the end the other's turn is over the last of them: they keep the tensor cores
+// busy meanwhile.
 template <class Way>
-__device__ __forceinline__ void wait_pair(Shared<Way>& shared, int pair) {
-  const int s = 2 * pair % Shared<Way>::kStages, parity = 2 * pair / Shared<Way>::kStages % 2;
-  hopper::wait(&shared.full[s], parity);
-  hopper::wait(&shared.full[s + 1], parity);
-}
-
-// By all of a warp that has read the pair: it may be written again.
-template <class Way>
-__device__ __forceinline__ void free_pair(Shared<Way>& shared, int pair) {
-  const int s = 2 * pair % Shared<Way>::kStages;
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    hopper::arrive(&shared.empty[s]);
-    hopper::arrive(&shared.empty[s + 1]);
-  }
-}
-
-// Asks for part (64, 128) <- or += the products of a pair of panels, for columns from n on; the last
-// of them are a group of their own.
-template <class Way>
-__device__ __forceinline__ void ask_pair(float (&part)[64], const Rows<Way>& x,
-                                         const Stage<Way>* pair, int n, bool add) {
+__device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows<Way>& x,
+                                              const Stage<Way>* pair, int n, int mine, bool add) {
+  hopper::take_turn(mine);
   hopper::fence_products();
   if constexpr (Way::Products == 3) {
     x.template multiply<0>(part, 0, pair[0].w[1] + n, add);
@@ -109,22 +99,10 @@ __device__ __forceinline__ void ask_pair(float (&part)[64], const Rows<Way>& x,
   if constexpr (Way::Products == 1) hopper::commit_products();
   x.template multiply<0>(part, 1, pair[1].w[0] + n, true);
   hopper::commit_products();
-}
-
-// The same when it is this warpgroup's turn, and done. At the end the other's turn is over the last of
-// them: they keep the tensor cores busy meanwhile.
-template <class Way>
-__device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows<Way>& x,
-                                              const Stage<Way>* pair, int n, int mine, bool add) {
-  hopper::take_turn(mine);
-  ask_pair<Way>(part, x, pair, n, add);
   hopper::wait_products<1>();
   hopper::pass_turn(3 - mine);
   hopper::wait_products<0>();
 }
-
-template <class Way>
-using Sums = float[Way::Columns / kWide][64];
 
 // sums (64, Columns) <- this warpgroup's outputs, without the exponents of rows and columns, promoted;
 // those of raw rows go to shared memory.
@@ -147,14 +125,14 @@ __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& 
   auto of_k = ahead(0);
   for (int i = 0; i < at.pairs; ++i) {
     const int s = 2 * i % kStages;
-    wait_pair(shared, i);
+    shared.ring.wait_pair(i);
     const Rows<Way> x(shared, s, mine, of_k);
     of_k = ahead(i + 1);
 #pragma unroll
     for (int h = 0; h < kTurns; ++h) {
       const bool add = kIsLong && i % p.promote > 0;
       multiply_pair<Way>(part, x, shared.stages + s, h * kWide, mine, add);
-      if (h + 1 == kTurns) free_pair(shared, i);
+      if (h + 1 == kTurns) shared.ring.free_pair(i);
       if (!kIsLong || (i + 1) % p.promote == 0 || i + 1 == at.pairs) x.promote(sums[h], part, base);
     }
   }
@@ -162,79 +140,46 @@ __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& 
   if (Way::Raw && lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
 }
 
-// One product of a raw x: while a pair is multiplied, the next one is split, which takes longer.
+// sums <- or += the products of a panel, for this warpgroup's rows from `first` on.
 template <class Way>
-__device__ __forceinline__ void multiply_raw(float (&sums)[64], Shared<Way>& shared,
-                                             const Operands& p, const Place& at) {
-  const int mine = threadIdx.x / hopper::kWarpgroup, lane = threadIdx.x % 32;
-  if (mine == 2) hopper::pass_turn(1);
+__device__ __forceinline__ void ask_panel(Sums<Way>& sums, const Stage<Way>& panel, int first,
+                                          bool add) {
+  using hopper::kNext;
+  if constexpr (Way::Floats) {
+    const uint64_t a = hopper::rows_of_32_floats(panel.x + first);
+    const uint64_t b = hopper::rows_of_32_floats(panel.w);
 #pragma unroll
-  for (int j = 0; j < 64; ++j) sums[j] = 0.f;
-  float part[64];
-  int base[2] = {kNoBase, kNoBase};
-  const auto ahead = [&](int i) {
-    return Rows<Way>::ahead(p.c + min(at.first + i, p.pairs - 1) * 2 * kPanel);
-  };
-  auto of_k = ahead(0);
-  Rows<Way> even, odd;
-  const auto split = [&](Rows<Way>& x, int i) {
-    wait_pair(shared, i);
-    x.split(shared, 2 * i % Shared<Way>::kStages, mine, of_k);
-    of_k = ahead(i + 1);
-  };
-  const auto multiply = [&](int i, const Rows<Way>& x, Rows<Way>& next) {
-    hopper::take_turn(mine);
-    ask_pair<Way>(part, x, shared.stages + 2 * i % Shared<Way>::kStages, 0, false);
-    hopper::pass_turn(3 - mine);
-    if (i + 1 < at.pairs) split(next, i + 1);
-    hopper::wait_products<0>();
-    free_pair(shared, i);
-    x.promote(sums, part, base);
-  };
-  split(even, 0);
-  for (int i = 0; i < at.pairs; i += 2) {
-    multiply(i, even, odd);
-    if (i + 1 < at.pairs) multiply(i + 1, odd, even);
+    for (int k = 0; k < kPanel / kStepOfFloats; ++k)
+      hopper::multiply_tf32(sums, a + k * kNext, b + k * kNext, add || k > 0);
+  } else {
+    const uint64_t a = hopper::rows_of_32(panel.x[0] + first);
+    const uint64_t b = hopper::rows_of_32(panel.w[0]);
+#pragma unroll
+    for (int k = 0; k < kPanel / kStep; ++k)
+      hopper::multiply(sums, a + k * kNext, b + k * kNext, add || k > 0);
   }
-  const int row = (threadIdx.x / 32 - 4) * 16 + Rows<Way>::row_of_eight(lane / 4);
-  if (lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
 }
 
-// sums <- the same without promotion: products follow one another, a pair is free when the next has
+// sums <- the same without promotion: products follow one another, a panel is free when the next has
 // begun.
 template <class Way>
 __device__ __forceinline__ void multiply_through(Sums<Way>& sums, Shared<Way>& shared,
                                                  const Place& at) {
-  const int mine = threadIdx.x / hopper::kWarpgroup;
+  constexpr int kStages = Shared<Way>::kStages;
+  const int first = (threadIdx.x / hopper::kWarpgroup - 1) * 64;
   const auto multiply = [&](int i, bool add) {
-    const int s = 2 * i % Shared<Way>::kStages;
-    wait_pair(shared, i);
-    const Rows<Way> x(shared, s, mine, {});
+    shared.ring.wait(i);
     hopper::fence_products();
-#pragma unroll
-    for (int panel = 0; panel < 2; ++panel)
-#pragma unroll
-      for (int h = 0; h < Way::Columns / kWide; ++h)
-        x.template multiply<0>(sums[h], panel, shared.stages[s + panel].w[0] + h * kWide,
-                               add || panel > 0);
+    ask_panel<Way>(sums, shared.stages[i % kStages], first, add);
     hopper::commit_products();
   };
   multiply(0, false);
-  for (int i = 1; i < at.pairs; ++i) {
+  for (int i = 1; i < 2 * at.pairs; ++i) {
     multiply(i, true);
     hopper::wait_products<1>();
-    free_pair(shared, i - 1);
+    shared.ring.free(i - 1);
   }
   hopper::wait_products<0>();
-}
-
-template <class Way>
-__device__ __forceinline__ void init_barriers(Shared<Way>& shared) {
-  for (int s = 0; s < Shared<Way>::kStages; ++s) {
-    hopper::init(&shared.full[s], 1);
-    hopper::init(&shared.empty[s], kMultipliers * hopper::kWarpgroup / 32);  // warps
-  }
-  hopper::fence_init();
 }
 
 // By the multiplying threads: read early, for at the end each would wait for memory.
@@ -242,54 +187,78 @@ template <class Way>
 __device__ __forceinline__ void take_exponents(Shared<Way>& shared, const Operands& p,
                                                const Place& at) {
   const int t = threadIdx.x - hopper::kWarpgroup;
+  if (Way::Floats) return;
   if (t < Way::Columns) shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
   if (t < kRows && !Way::Raw) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
 }
 
-// Hands the outputs of this thread over, two neighbours of a row at a time.
-template <class Way, class Tail>
+// True for all that multiplied where exponents of the tile are so small that the sum of two is one, too.
+template <class Way>
+__device__ __forceinline__ bool exponents_are_near(const Shared<Way>& shared) {
+  constexpr int kNear = 60;
+  if constexpr (Way::Floats) return true;
+  const int t = threadIdx.x - hopper::kWarpgroup;
+  const auto far = [](int e) { return e < -kNear || e > kNear; };
+  return !hopper::any<3>((t < Way::Columns && far(shared.f[t])) || (t < kRows && far(shared.e[t])));
+}
+
+// Hands the outputs of this thread over, two neighbours of a row at a time. Near: as above, of a tile
+// that the tail holds whole.
+template <class Way, bool Near, class Tail>
 __device__ __forceinline__ void hand_over(const Sums<Way>& sums, const Shared<Way>& shared,
                                           const Place& at, const Tail& tail) {
-  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, n = lane % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int i = 16 * warp + Rows<Way>::row_of_eight(lane / 4) + 8 * r, exponent = shared.e[i];
+    const int i = 16 * warp + Rows<Way>::row_of_eight(lane / 4) + 8 * r, exponent = Way::Floats ? 0 : shared.e[i];
+    const auto row = tail.row(at.row + i, at.column + n);
 #pragma unroll
     for (int h = 0; h < Way::Columns / kWide; ++h)
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
-        const int n = h * kWide + 8 * j + lane % 4 * 2;
-        tail(at.row + i, at.column + n, raised(sums[h][4 * j + 2 * r], exponent + shared.f[n]),
-             raised(sums[h][4 * j + 2 * r + 1], exponent + shared.f[n + 1]));
+        const int c = h * kWide + 8 * j;
+        float two[2] = {sums[h][4 * j + 2 * r], sums[h][4 * j + 2 * r + 1]};
+#pragma unroll
+        for (int of = 0; of < 2 && !Way::Floats; ++of) {
+          const int s = exponent + shared.f[c + n + of];
+          two[of] = Near ? two[of] * power_of_two(s) : raised(two[of], s);
+        }
+        row.template give<Near>(c, two[0], two[1]);
       }
   }
 }
 
-// Tail: tail(row, column, value, the next one's) for all of a tile, also what lies outside; then
-// tail.finish<Columns>(exponents of the tile's columns, its row, its column), by all that multiplied.
+// Tail: tail.row(i, n).give<Whole>(c, value, the next one's) for (i, n + c) and (i, n + c + 1), also
+// what lies outside, but where Whole says that all of the tile is inside, as tail.holds<Columns>(its row,
+// its column) has said; then tail.finish<Columns>(exponents of its columns, its row, its column). By
+// all that multiplied.
 template <class Way, class Tail>
 __global__ void __launch_bounds__(kThreads, 1)
     split_gemm_kernel(const __grid_constant__ Operands p, const __grid_constant__ Tail tail) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<Way>& shared = reinterpret_cast<Shared<Way>&>(memory);
   const Place at = place_of<Way>(p);
-  if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 0) {
+    shared.ring.init();
+    hopper::fence_init();
+  }
   __syncthreads();
   if (threadIdx.x < hopper::kWarpgroup) {
     hopper::give_registers<40>();
-    if (threadIdx.x == 0) copy_panels(shared, p, at);
+    if (threadIdx.x == 0) copy_panels<Way>(shared, p, at);
   } else {
     hopper::take_registers<232>();
     take_exponents(shared, p, at);
     float sums[Way::Columns / kWide][64];
     if constexpr (Way::Through)
-      multiply_through(sums, shared, at);
-    else if constexpr (Way::Raw && Way::Products == 1)
-      multiply_raw(sums[0], shared, p, at);
+      multiply_through<Way>(sums, shared, at);
     else
-      multiply_by_turns(sums, shared, p, at);
+      multiply_by_turns<Way>(sums, shared, p, at);
     hopper::meet<3>();
-    hand_over<Way>(sums, shared, at, tail);
+    if (exponents_are_near<Way>(shared) && tail.template holds<Way::Columns>(at.row, at.column))
+      hand_over<Way, true>(sums, shared, at, tail);
+    else
+      hand_over<Way, false>(sums, shared, at, tail);
     tail.template finish<Way::Columns>(shared.f, at.row, at.column);
   }
 }

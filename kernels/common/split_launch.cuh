@@ -12,10 +12,9 @@ struct Halves {
   int64_t rows;
 };
 
-// Rows `stride` apart, both of 16 bytes; c, an exponent a column, is padded to 64.
+// Rows `stride` apart, both of 16 bytes.
 struct Raw {
   const float* x;
-  const int8_t* c;
   int64_t rows, stride;
 };
 
@@ -46,25 +45,23 @@ inline bool describe(CUtensorMap& map, const half* matrix, int64_t rows, int pai
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Raw rows by boxes of a panel of kRows of them, swizzled by the copy engine.
-inline bool describe(CUtensorMap& map, const Raw& x, int64_t K) {
+// Raw rows by boxes of a panel of `box` of them, swizzled by the copy engine, and rounded to TF32 where
+// they are multiplied as they are.
+inline bool describe(CUtensorMap& map, const Raw& x, int64_t K, int box, bool rounded) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(x.rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(x.stride) * sizeof(float)};
-  const cuuint32_t boxes[] = {kPanel, kRows}, steps[] = {1, 1};
-  return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, const_cast<float*>(x.x), sizes,
+  const cuuint32_t boxes[] = {kPanel, static_cast<cuuint32_t>(box)}, steps[] = {1, 1};
+  const auto type = rounded ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return encoder()(&map, type, 2, const_cast<float*>(x.x), sizes,
                    strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <class Way, class Tail>
-cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
-                   cudaStream_t stream) {
-  constexpr bool kBoth = Way::Products == 3;
-  p.B = static_cast<int>(rows), p.N = static_cast<int>(w.rows), p.f = w.exponents;
-  if (!describe(p.wh, w.hi, w.rows, p.pairs, Way::Columns) ||
-      (kBoth && !describe(p.wl, w.lo, w.rows, p.pairs, Way::Columns)))
-    return cudaErrorInvalidValue;
+cudaError_t launch_tiles(Operands& p, int64_t rows, int64_t columns, int parts, const Tail& tail,
+                         cudaStream_t stream) {
+  p.B = static_cast<int>(rows), p.N = static_cast<int>(columns);
   const auto kernel = split_gemm_kernel<Way, Tail>;
   constexpr int kShared = sizeof(Shared<Way>);
   static_assert(kShared <= 227 << 10, "what a block may have");
@@ -72,11 +69,22 @@ cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const 
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
   const int64_t down = (rows + kRows - 1) / kRows;
-  const int64_t across = (w.rows + Way::Columns - 1) / Way::Columns;
+  const int64_t across = (columns + Way::Columns - 1) / Way::Columns;
   if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
   kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
   return cudaGetLastError();
+}
+
+template <class Way, class Tail>
+cudaError_t launch(Operands& p, const Halves& w, int64_t rows, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  constexpr bool kBoth = Way::Products == 3;
+  p.f = w.exponents;
+  if (!describe(p.wh, w.hi, w.rows, p.pairs, Way::Columns) ||
+      (kBoth && !describe(p.wl, w.lo, w.rows, p.pairs, Way::Columns)))
+    return cudaErrorInvalidValue;
+  return launch_tiles<Way>(p, rows, w.rows, parts, tail, stream);
 }
 
 inline int pairs_of(int64_t K) { return static_cast<int>((K + 2 * kPanel - 1) / (2 * kPanel)); }
@@ -92,21 +100,35 @@ cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int p
       (Products == 3 && !describe(p.xl, x.lo, x.rows, p.pairs, kRows)))
     return cudaErrorInvalidValue;
   if constexpr (Products == 3) {
-    if (promote > 1) return launch<Way<128, false, 3>>(p, w, x.rows, parts, tail, stream);
+    if (promote > 1) return launch<Way<128, kHalves, 3>>(p, w, x.rows, parts, tail, stream);
   } else if (promote == 0) {
-    return launch<Way<256, false, 1, true>>(p, w, x.rows, parts, tail, stream);
+    return launch<Way<256, kHalves, 1, true>>(p, w, x.rows, parts, tail, stream);
   }
-  return launch<Way<256, false, Products>>(p, w, x.rows, parts, tail, stream);
+  return launch<Way<256, kHalves, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
+// c: an exponent a column of x, padded to 64.
 template <int Products, class Tail>
-cudaError_t launch(const Raw& x, const Halves& w, int64_t K, int parts, const Tail& tail,
-                   cudaStream_t stream) {
+cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, int parts,
+                   const Tail& tail, cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
-  p.pairs = pairs_of(K), p.c = x.c;
-  if (!describe(p.x, x, K)) return cudaErrorInvalidValue;
-  return launch<Way<128, true, Products>>(p, w, x.rows, parts, tail, stream);
+  p.pairs = pairs_of(K), p.c = c;
+  if (!describe(p.x, x, K, kRows, false)) return cudaErrorInvalidValue;
+  return launch<Way<128, kRawX, Products>>(p, w, x.rows, parts, tail, stream);
+}
+
+// Both sides as they are, rounded to TF32 on their way.
+template <class Tail>
+cudaError_t launch(const Raw& x, const Raw& w, int64_t K, int parts, const Tail& tail,
+                   cudaStream_t stream) {
+  using Floats = Way<256, kFloats, 1, true>;
+  if (encoder() == nullptr) return cudaErrorNotSupported;
+  Operands p = {};
+  p.pairs = pairs_of(K);
+  if (!describe(p.x, x, K, kRows, true) || !describe(p.wh, w, K, Floats::Columns, true))
+    return cudaErrorInvalidValue;
+  return launch_tiles<Floats>(p, x.rows, w.rows, parts, tail, stream);
 }
 
 }  // namespace split_gemm

@@ -1,4 +1,5 @@
-// The left side of a product of halves: x split before, or raw, and split by who multiplies it.
+// What a block multiplies and where it stands in shared memory: panels of 32 of k, in a ring. The left
+// side of a product of halves: x split before, or raw, and split by who multiplies it.
 #pragma once
 #include "exponent.cuh"
 #include "hopper.cuh"
@@ -6,34 +7,78 @@
 namespace split_gemm {
 
 constexpr int kRows = 128, kPanel = 32, kStep = 16;  // of a tile; of k in a panel, an instruction
-constexpr int kWide = 128;                           // columns of one instruction
+constexpr int kWide = 128;                           // columns that are promoted at once
 constexpr int kMultipliers = 2, kThreads = (1 + kMultipliers) * hopper::kWarpgroup;
 constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row is split
 constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
 constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
-// What is multiplied, and in how many products of halves: 3, or 1, of the his alone. Through: tensor
-// cores accumulate over all of k.
-template <int Columns_, bool Raw_, int Products_, bool Through_ = false>
+// x and W: as halves; x as it is, W as halves; both as they are, but for TF32's rounding.
+enum Form { kHalves, kRawX, kFloats };
+
+// What is multiplied, and in how many products: 3, or 1, of the his alone. Through: tensor cores
+// accumulate over all of k.
+template <int Columns_, Form Form_, int Products_, bool Through_ = false>
 struct Way {
   static constexpr int Columns = Columns_, Products = Products_;
-  static constexpr bool Raw = Raw_, Through = Through_;
+  static constexpr bool Raw = Form_ == kRawX, Floats = Form_ == kFloats, Through = Through_;
   static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
   static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
   static_assert(!Through || (Products == 1 && !Raw), "one exponent a row, and no promotion");
+  static_assert(!Through || Columns == 256, "what one instruction multiplies");
+  static_assert(!Floats || Through, "TF32 has one product");
+};
+
+// Places of shared memory that panels go through, one after the other, and who waits for whom.
+template <int Places>
+struct Ring {
+  uint64_t full[Places], empty[Places];
+
+  __device__ __forceinline__ void init() {
+    for (int s = 0; s < Places; ++s) {
+      hopper::init(&full[s], 1);
+      hopper::init(&empty[s], kMultipliers * hopper::kWarpgroup / 32);  // warps
+    }
+  }
+
+  // By the one thread that fills them: waits until all are done with what stands there.
+  __device__ __forceinline__ uint64_t* take(int i, int bytes) {
+    hopper::wait(&empty[i % Places], (i / Places + 1) % 2);
+    hopper::expect(&full[i % Places], bytes);
+    return &full[i % Places];
+  }
+
+  __device__ __forceinline__ void wait(int i) {
+    hopper::wait(&full[i % Places], i / Places % 2);
+  }
+
+  // By all of a warp that is done with it.
+  __device__ __forceinline__ void free(int i) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) hopper::arrive(&empty[i % Places]);
+  }
+
+  __device__ __forceinline__ void wait_pair(int pair) { wait(2 * pair), wait(2 * pair + 1); }
+  __device__ __forceinline__ void free_pair(int pair) { free(2 * pair), free(2 * pair + 1); }
+};
+
+// A panel of each matrix: xh, then xl, or raw x; wh, then wl.
+template <class Way, bool = Way::Floats>
+struct Stage {
+  half x[Way::Raw || Way::Products == 3 ? 2 : 1][kRows][kPanel];
+  half w[Way::Products == 3 ? 2 : 1][Way::Columns][kPanel];
 };
 
 template <class Way>
-struct Stage {  // a panel of each matrix: xh, then xl, or raw x; wh, then wl
-  half x[Way::Raw || Way::Products == 3 ? 2 : 1][kRows][kPanel];
-  half w[Way::Products == 3 ? 2 : 1][Way::Columns][kPanel];
+struct Stage<Way, true> {
+  float x[kRows][kPanel], w[Way::Columns][kPanel];
 };
 
 template <class Way>
 struct Shared {
   static constexpr int kStages = (192 << 10) / sizeof(Stage<Way>);
   Stage<Way> stages[kStages];
-  uint64_t full[kStages], empty[kStages];
+  Ring<kStages> ring;
   int e[kRows], f[Way::Columns];  // exponents of the tile's rows and columns
   static_assert(kStages % 2 == 0 && sizeof(Stage<Way>) % 1024 == 0, "in pairs; swizzles repeat");
 };
@@ -93,15 +138,8 @@ struct RawRows {
     return found;
   }
 
-  RawRows() = default;
-
   __device__ __forceinline__ RawRows(const Shared<Way>& shared, int stage, int mine,
                                      const Ahead& of_k) {
-    split(shared, stage, mine, of_k);
-  }
-
-  __device__ __forceinline__ void split(const Shared<Way>& shared, int stage, int mine,
-                                        const Ahead& of_k) {
     float v[4][4][2], most[2] = {0.f, 0.f};
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 % 4 * 16 + row_of_eight(lane / 4) + (mine - 1) * 64;

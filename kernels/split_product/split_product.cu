@@ -11,15 +11,31 @@ struct Store {
   const float *x, *W;  // as they were, for rows of W that halves can't hold
   int64_t K, x_stride, W_stride;
 
-  __device__ __forceinline__ void operator()(int i, int n, float value, float next) const {
-    if (i >= B || n >= N) return;
-    float* to = z + (blockIdx.y * B + i) * N + n;
-    if (N % 2 == 0) {
-      *reinterpret_cast<float2*>(to) = make_float2(value, next);
-    } else {
-      to[0] = value;
-      if (n + 1 < N) to[1] = next;
+  // From a column on that is even.
+  struct Row {
+    float* to;   // null outside
+    int64_t left;  // columns
+    bool even;
+
+    template <bool Whole>
+    __device__ __forceinline__ void give(int c, float value, float next) const {
+      if (!Whole && (to == nullptr || c >= left)) return;
+      if (Whole || even) {
+        *reinterpret_cast<float2*>(to + c) = make_float2(value, next);
+      } else {
+        to[c] = value;
+        if (c + 1 < left) to[c + 1] = next;
+      }
     }
+  };
+
+  __device__ __forceinline__ Row row(int i, int n) const {
+    return {i < B ? z + (blockIdx.y * B + i) * N + n : nullptr, N - n, N % 2 == 0};
+  }
+
+  template <int Columns>
+  __device__ __forceinline__ bool holds(int row, int column) const {
+    return row + split_gemm::kRows <= B && column + Columns <= N && N % 2 == 0;
   }
 
   // Columns whose weights are not all finite, as they are written: infinities have their own rules.
@@ -47,18 +63,21 @@ struct Store {
 };
 
 template <int Products>
-static cudaError_t launch_products(const SplitProduct& p, cudaStream_t stream) {
+static cudaError_t launch_halves(const SplitProduct& p, const Store& tail, cudaStream_t stream) {
   const split_gemm::Halves w{p.wh, p.wl, p.f, p.N};
-  const Store tail{p.z, p.B, p.N, p.x, p.W, p.K, p.x_stride, p.W_stride};
   const int parts = static_cast<int>(p.parts), promote = static_cast<int>(p.promote);
-  if (p.xh == nullptr) {
-    const split_gemm::Raw x{p.x, p.c, p.B, p.x_stride};
-    return split_gemm::launch<Products>(x, w, p.K, parts, tail, stream);
-  }
+  if (p.xh == nullptr)
+    return split_gemm::launch<Products>({p.x, p.B, p.x_stride}, p.c, w, p.K, parts, tail, stream);
   const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
   return split_gemm::launch<Products>(x, w, p.K, parts, promote, tail, stream);
 }
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream) {
-  return p.wl == nullptr ? launch_products<1>(p, stream) : launch_products<3>(p, stream);
+  Store tail{p.z, p.B, p.N, p.x, p.W, p.K, p.x_stride, p.W_stride};
+  if (p.wh == nullptr) {
+    tail.W = nullptr;  // TF32 holds infinities
+    const split_gemm::Raw x{p.x, p.B, p.x_stride}, w{p.W, p.N, p.W_stride};
+    return split_gemm::launch(x, w, p.K, static_cast<int>(p.parts), tail, stream);
+  }
+  return p.wl == nullptr ? launch_halves<1>(p, tail, stream) : launch_halves<3>(p, tail, stream);
 }

@@ -11,9 +11,9 @@
 struct SplitProduct {
   const half *xh, *xl;  // (2 pairs, B rounded up to 8, 32), swizzled, zeros behind K; or null: then
   const int8_t* c;      // (64 pairs): exponents of columns, and x is split where it is multiplied
-  const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32); no wl: one product, xh wh
+  const half *wh, *wl;  // (2 pairs, N rounded up to 8, 32); no wl: one product, xh wh; no wh: x W
   const int *e, *f;     // (B), (N); f is kNotFinite for a row of W that is not
-  const float *x, *W;   // (B, K), (N, K): as they were; read for such rows alone
+  const float *x, *W;   // (B, K), (N, K): as they were; W is read for such rows, or multiplied
   float* z;             // (parts, B, N) contiguous
   int64_t B, K, N, x_stride, W_stride, parts;
   // Of 64 of k, what a tensor core accumulates: 1; more, of three products, to be measured; 0, of one

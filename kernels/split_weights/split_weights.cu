@@ -1,7 +1,8 @@
 // Splitting weights in halves while they are read, and folded.
 // Who owns what: a block owns 32 lanes of 4 columns in a slice of V's rows, its 8 warps every 8th row
-//   (columns.cuh). Before, exponents: of columns, a block 128 of them in some rows; of rows, a warp one
-//   of them in some columns. Behind, a block owns a row at a time: it returns at once, or splits again.
+//   (columns.cuh). Before, exponents: of columns, a block 128 of them in some rows; of rows, some
+//   warps one of them, each in some columns. Behind, a block owns a row at a time: it returns at once, or
+//   splits again.
 // Moves: W once, and a hundredth or so for the samples; as many bytes of halves as V has in float.
 #include "halves.cuh"
 #include "reduce.cuh"
@@ -13,6 +14,10 @@ constexpr int kSampleTop = 10;   // exponent of the largest that a row's sample 
 constexpr int kBeyond = 6;       // a column's numbers may exceed their sample by 2^kBeyond
 constexpr int kNothing = -1000;  // exponent of a row whose sample is zeros: any other number exceeds it
 constexpr int kAgainThreads = 256, kAgainBlocks = 1024;
+
+// Warps that sample a row of V, 256 columns in all.
+template <int Width>
+constexpr int kPiecesOfRow = 256 / (kWarp * Width);
 
 // The exponent above `most`, that of the largest number: within [-126, 126], so that powers of two are
 // ordinary numbers.
@@ -55,14 +60,14 @@ template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kColumnThreads)
     row_exponents_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
-  constexpr int kSpan = kWarp * Width, kPieces = 256 / kSpan;  // 256 columns, in so many places
-  const int64_t row = blockIdx.x * int64_t{kColumnWarps} + threadIdx.x / kWarp;
-  if (row >= p.rows) return;  // a whole warp
+  constexpr int kPieces = kPiecesOfRow<Width>, kSpan = kWarp * Width;
+  __shared__ int scratch[kColumnWarps];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t row = blockIdx.x * int64_t{kColumnWarps / kPieces} + warp / kPieces;
   const int64_t apart = max(int64_t{kSpan}, p.K / kPieces / 4 * 4);
+  const int64_t k = warp % kPieces * apart + lane * Width;
   int top = kNoExponent;
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int64_t k = piece * apart + threadIdx.x % kWarp * Width;
-    if (k >= p.K) continue;
+  if (row < p.rows && k < p.K) {
     Rows source;
     typename Rows::Number v[Rows::kAtOnce][Width];
     source.take(v, p, row, 1, row + 1, k);
@@ -73,8 +78,11 @@ __global__ void __launch_bounds__(kColumnThreads)
       if (const int exponent = exponent_of(v[0][j]); exponent != kNoExponent)
         top = max(top, exponent - c[j]);
   }
-  top = __reduce_max_sync(kFullWarp, top);
-  if (threadIdx.x % kWarp == 0) p.e[row] = top == kNoExponent ? kNothing : top - kSampleTop;
+  scratch[warp] = __reduce_max_sync(kFullWarp, top);
+  __syncthreads();
+  if (warp % kPieces != 0 || lane != 0 || row >= p.rows) return;
+  for (int piece = 0; piece < kPieces; ++piece) top = max(top, scratch[warp + piece]);
+  p.e[row] = top == kNoExponent ? kNothing : top - kSampleTop;
 }
 
 // Of the columns of a thread: notes the exponents that exceed their columns'. By an integer maximum,
@@ -175,7 +183,8 @@ __global__ void __launch_bounds__(kAgainThreads)
 template <template <int> class Source, int Width>
 static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   const int64_t across = (p.width + kColumnsOfBlock<Width> - 1) / kColumnsOfBlock<Width>;
-  const int64_t down = (p.rows + kColumnWarps - 1) / kColumnWarps;
+  constexpr int kRowsOfBlock = kColumnWarps / kPiecesOfRow<Width>;
+  const int64_t down = (p.rows + kRowsOfBlock - 1) / kRowsOfBlock;
   if (across > INT32_MAX || p.rows > INT32_MAX || p.slices > 65535)
     return cudaErrorInvalidConfiguration;
   const dim3 columns(static_cast<unsigned>(across)), rows(static_cast<unsigned>(down));

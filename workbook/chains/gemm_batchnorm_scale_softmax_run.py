@@ -29,7 +29,6 @@ from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     kept_of,
     plain,
     softmax_like,
-    suits,
     tiles_of,
 )
 
@@ -157,6 +156,10 @@ def _run_batch_tiles(
     return _run_batch(run, x, parameters, options, multiply, kept)
 
 
+def _suits_split(x: Tensor, weight: Tensor, *_: object) -> bool:
+    return split.suits(x, weight.size(0))
+
+
 def _run_batch_split(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
@@ -185,7 +188,7 @@ TRAIN = ops.FusedOp(
         "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), "before", keeps=True),
         "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), "before", keeps=True),
         "split": ops.Form(
-            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), "before", suits=suits, keeps=True
+            _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), "before", suits=_suits_split, keeps=True
         ),
     },
     kernels={

@@ -214,7 +214,7 @@ def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
-    return split.suits(x, weight.size(0) // pool) and not _are_few(x)
+    return split.suits(x, weight.size(0) // pool, whole=True) and not _are_few(x)
 
 
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
