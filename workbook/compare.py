@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, timing
+from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, split, timing
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.results import BenchResult, key_of
@@ -270,9 +270,10 @@ def _measured(
     found = run.truth.errors(y, run.x.size(0))
     own = run.truth.eager(v.route)
     bounds = errors.limits_of(own, v.route)
-    method = method_of(p, v, shape, run.x.device, reach)
+    method = method_of(p, v, shape, run.x.device, base["mode"], reach)
     work = p.least(v.reads, shape, method)
-    best = limits.floor_ms(p.least("after", shape, method), reach, method or v.route)
+    halves = split.METHODS[v.route] if method else ""  # the least that our products could take
+    best = limits.floor_ms(p.least("after", shape, halves), reach, halves or v.route)
     excess = errors.excess(found, own, bounds)
     scaled = f"{run.less}, times {run.factor:g}" if run.less else ""
     return record_of(

@@ -87,7 +87,7 @@ def _moved(p: Problem, record: Record) -> limits.Work:
     shape = record.shape
     whole, after = (p.work[which](**shape) for which in ("fold", "after"))
     read = whole.read - after.read
-    if record.method in ("fp16x1", "fp16x3"):  # halves of all weights, whatever else is folded
+    if record.method:  # halves of all weights, whatever else is folded
         read = max(read, 4.0 * shape["K"] * shape["N"])
     return limits.Work(0.0, read, float(record.fold_bytes))
 

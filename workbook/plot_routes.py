@@ -15,7 +15,7 @@ from workbook.style import Picture, error_text, tick_time
 __all__ = ["routes"]
 
 NAMES = ("eager", "compile", "fused")
-METHODS = {"fp16x3": "three products", "fp16x1": "one product"}
+METHODS = {"fp16x3": "three products", "fp16x1": "one product", "tf32": "one of TF32"}
 MARKERS = {"tf32": "s"}  # float32 is a disc
 FINE = {"tf32": "TF32"}
 NEAR = 0.3  # of logarithms: lines whose names would stand on each other

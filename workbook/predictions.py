@@ -35,7 +35,7 @@ def predict(
     base = compare.base_of(p, size, device, mode)
     found = Records()
     for v in chosen_variants(p, variants, device, mode):
-        how = method_of(p, v, shape, device, reach) or v.route
+        how = method_of(p, v, shape, device, mode, reach) or v.route
         floor = limits.floor_ms(p.least(v.reads, shape, how), reach, how)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]

@@ -130,6 +130,7 @@ class Problem:
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
     outputs: of (N, *dims), how many outputs of a product are left; None where none is.
+    whole: modes in which W, or what a fold makes of it, is at hand as it is where it is multiplied.
     by_halves: of (route, shape), False where ours makes no product by halves although that is the
     faster one; None where it always does.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
@@ -154,6 +155,7 @@ class Problem:
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str, str], Variant]
     outputs: Callable[..., int] | None = None
+    whole: tuple[str, ...] = ()
     by_halves: Callable[[str, Mapping[str, int]], bool] | None = None
     fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None
     dims: tuple[str, ...] = ()

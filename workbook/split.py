@@ -32,6 +32,8 @@ __all__ = [
     "halved_means",
     "is_here",
     "kept",
+    "method",
+    "our_way",
     "product",
     "suits",
 ]
@@ -42,7 +44,7 @@ SHARED = (
     "split_rows/split_rows.cu",
     "split_weights/split_weights.cu",
 )
-METHODS = {"float32": "fp16x3", "tf32": "fp16x1"}  # of a route: how it multiplies
+METHODS = {"float32": "fp16x3", "tf32": "fp16x1"}  # of a route: by halves
 PRODUCTS = {"float32": 3, "tf32": 1}
 HOPPER = (9, 0)  # the compute capability whose instructions the product is written in
 GROUP = 8  # rows that the halves' layout rounds up to; columns: to a pair of panels
@@ -100,6 +102,20 @@ def suits(x: Tensor, outputs: int, route: str = "", whole: bool = False) -> bool
     processors = _processors(x.get_device())
     route = route or precision.chosen_route()
     return processors > 0 and ways.best(route, *x.shape, outputs, processors, whole) != "torch"
+
+
+def our_way(x: Tensor, outputs: int, route: str, whole: bool) -> str:
+    """The way, of ours, that x (B, K) is multiplied in on a Hopper GPU."""
+    return ways.fastest(
+        ways.ours(route, whole), route, *x.shape, outputs, _processors(x.get_device())
+    )
+
+
+def method(way: str, route: str) -> str:
+    """How a way of `ways` multiplies on a route, as records name it; "" for torch's."""
+    if way == "torch":
+        return ""
+    return "tf32" if way == "floats" else METHODS[route]
 
 
 def _room(v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:

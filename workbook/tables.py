@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from workbook import chains, journal, limits, paths, plot, stats, style, ways
+from workbook import chains, journal, limits, paths, plot, split, stats, style, ways
 from workbook.journal import Record, Records
 from workbook.prose import Text
 from workbook.results import BenchResult, key_of, records, variant_of
@@ -145,21 +145,23 @@ def host_lines(kept: Records) -> Text:
 
 def is_stale(p: Problem, record: Record) -> bool:
     """True where the kernel's sources have changed since the record was taken, or a product that
-    went by halves goes torch's way today."""
+    was ours is made in another way today."""
     known = {v.key: v for v in p.variants}
     variant = known.get(variant_of(record))
     if variant is None:
         return True
     if record.kernels_digest != kernels_digest(p.slug, variant, record.device):
         return True
-    return variant.implementation == "kernel" and record.method != "" and _is_torch_now(p, record)
+    ours = variant.implementation == "kernel" and record.method != ""
+    return ours and record.method != _method_now(p, record)
 
 
-def _is_torch_now(p: Problem, record: Record) -> bool:
+def _method_now(p: Problem, record: Record) -> str:
     if not p.takes_halves(record.route, record.shape):
-        return True
-    B, K = record.shape["B"], record.shape["K"]
-    return ways.best(record.route, B, K, p.left(record.shape), ways.PROCESSORS) == "torch"
+        return ""
+    shape = record.shape["B"], record.shape["K"], p.left(record.shape), ways.PROCESSORS
+    way = ways.best(record.route, *shape, record.mode in p.whole)
+    return split.method(way, record.route)
 
 
 def recorded(

@@ -240,13 +240,16 @@ def that_run(p: Problem, device: str) -> list[Variant]:
 
 
 def method_of(
-    p: Problem, v: Variant, shape: Mapping[str, int], device: str | torch.device,
+    p: Problem, v: Variant, shape: Mapping[str, int], device: str | torch.device, mode: str,
     reach: limits.Ceilings,
 ) -> str:  # fmt: skip
-    """fp16x3 or, in TF32, fp16x1 where a variant multiplies by halves at that shape, else ""."""
+    """fp16x3 or, in TF32, fp16x1 or tf32 where a variant's product is ours at a shape, else ""."""
     ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    suits = split.suits(x, p.left(shape), v.route) and p.takes_halves(v.route, shape)
-    return split.METHODS[v.route] if suits or v.implementation == "hopper" else ""
+    if v.implementation != "hopper":
+        suits = split.suits(x, p.left(shape), v.route, mode in p.whole)
+        if not suits or not p.takes_halves(v.route, shape):
+            return ""
+    return split.method(split.our_way(x, p.left(shape), v.route, mode in p.whole), v.route)

@@ -31,7 +31,7 @@ __all__ = [
 
 PANEL = 64  # of k that is promoted at once, a pair of panels: what parts of k are cut into
 PROCESSORS = 132  # multiprocessors of an H100 or an H200
-TILES = {"split": (128, 256), "raw": (128, 128), "floats": (128, 256)}  # rows, columns of a block's
+TILES = {"split": (128, 256), "raw": (128, 128), "floats": (128, 128)}  # rows, columns of a block's
 PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {

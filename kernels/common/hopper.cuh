@@ -183,29 +183,26 @@ __device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// sums (64, 256) <- A (64, k) B (256, k)^T + (add ? sums : 0), from shared memory; sums[h] has columns
-// 128 h and on, as above. Of 16 halves, or of 8 floats that were rounded to TF32 before: what is
-// beyond is cut off.
-#define WB_PRODUCT_OF_256(shape)                                                     \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                     \
-               "wgmma.mma_async.sync.aligned." shape " " WB_128_SUMS "%128, %129, "  \
-               "add, 1, 1" WB_K_MAJOR ";\n}"                                         \
-               : WB_64(d[0]), WB_64(d[1])                                            \
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+// The same of 8 floats of k, that were rounded to TF32 before: what is beyond is cut off.
+__device__ __forceinline__ void multiply_tf32(float (&d)[64], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " WB_SUMS "%64, %65, add, 1, 1;\n}"
+      : WB_64(d)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 
+// sums (64, 256) <- A (64, 16) B (256, 16)^T + (add ? sums : 0), from shared memory; sums[h] has columns
+// 128 h and on.
 __device__ __forceinline__ void multiply(float (&d)[2][64], uint64_t a, uint64_t b, bool add) {
-#define WB_K_MAJOR ", 0, 0"
-  WB_PRODUCT_OF_256("m64n256k16.f32.f16.f16");
-#undef WB_K_MAJOR
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 " WB_128_SUMS
+      "%128, %129, add, 1, 1, 0, 0;\n}"
+      : WB_64(d[0]), WB_64(d[1])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-__device__ __forceinline__ void multiply_tf32(float (&d)[2][64], uint64_t a, uint64_t b, bool add) {
-#define WB_K_MAJOR
-  WB_PRODUCT_OF_256("m64n256k8.f32.tf32.tf32");
-#undef WB_K_MAJOR
-}
-
-#undef WB_PRODUCT_OF_256
 #undef WB_64
 #undef WB_SIXTEEN
 #undef WB_FOUR

@@ -9,21 +9,22 @@
 // beside what else is lost, tensor cores accumulate over all of k.
 // Who owns what: a block owns a tile of 128 x Columns outputs, over one part of k. One thread asks the
 //   copy engine for panels of 32 of k, some stages ahead. Two warpgroups own 64 rows each and
-//   multiply, 128 columns at a time. Where they promote they take turns: while one promotes, waits and
-//   begins again, the other's products run.
-// Two ways to take x. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each
-//   thread splits what it multiplies, with an exponent for each row and 64 of k, which costs
-//   registers (128 columns, not 256) and no walk over x.
+//   multiply. Where they promote they do so 128 columns at a time, and take turns: while one promotes,
+//   waits and begins again, the other's products run.
+// Three ways. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each thread splits
+//   what it multiplies, with an exponent for each row and 64 of k, which costs registers (128 columns,
+//   not 256) and no walk over x. Floats, for TF32's accuracy: x and W as they are, rounded to 11 bits
+//   by the copy engine; no exponents, nothing is split, at half of the rate and twice W's bytes.
 // Moves: of L2, for each of k, a block reads 512 + 4 Columns bytes for three products, 256 + 2 Columns
-//   for one (512 + 2 Columns with a raw x). Blocks with the same columns run side by side, so that W
-//   comes from memory once.
+//   for one (512 + 2 Columns with a raw x), 512 + 4 Columns of floats. Blocks with the same columns run
+//   side by side, so that W comes from memory once.
 #pragma once
 #include "split_sides.cuh"
 
 namespace split_gemm {
 
 constexpr int kStepOfFloats = 8;  // of k in an instruction
-constexpr int kLong = 8;  // rows of halves in a row of the copy engine's
+constexpr int kLong = 8;          // rows of halves in a row of the copy engine's
 
 // The matrices as the copy engine sees them, and how far k goes.
 struct Operands {
@@ -150,7 +151,7 @@ __device__ __forceinline__ void ask_panel(Sums<Way>& sums, const Stage<Way>& pan
     const uint64_t b = hopper::rows_of_32_floats(panel.w);
 #pragma unroll
     for (int k = 0; k < kPanel / kStepOfFloats; ++k)
-      hopper::multiply_tf32(sums, a + k * kNext, b + k * kNext, add || k > 0);
+      hopper::multiply_tf32(sums[0], a + k * kNext, b + k * kNext, add || k > 0);
   } else {
     const uint64_t a = hopper::rows_of_32(panel.x[0] + first);
     const uint64_t b = hopper::rows_of_32(panel.w[0]);

@@ -122,7 +122,7 @@ cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, in
 template <class Tail>
 cudaError_t launch(const Raw& x, const Raw& w, int64_t K, int parts, const Tail& tail,
                    cudaStream_t stream) {
-  using Floats = Way<256, kFloats, 1, true>;
+  using Floats = Way<128, kFloats, 1, true>;
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K);

@@ -25,7 +25,7 @@ struct Way {
   static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
   static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
   static_assert(!Through || (Products == 1 && !Raw), "one exponent a row, and no promotion");
-  static_assert(!Through || Columns == 256, "what one instruction multiplies");
+  static_assert(!Through || Columns == (Floats ? 128 : 256), "what one instruction multiplies");
   static_assert(!Floats || Through, "TF32 has one product");
 };
 
