@@ -35,13 +35,13 @@ TILES = {"split": (128, 256), "raw": (128, 128), "floats": (128, 128)}  # rows, 
 PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("torch", "float32"): (12.31, 18.14, 1.027, 2.149, 1.192),
-    ("split", "float32"): (8.133, 2.368, 2.019, 8.056, 0.1333),
-    ("raw", "float32"): (6.580, 1.414, 3.563, 0.3508),
-    ("torch", "tf32"): (8.864, 1.822, 0.7931, 0.4766, 0.7586),
-    ("split", "tf32"): (7.401, 2.269, 0.7037, 8.030, 0.07135),
-    ("raw", "tf32"): (6.471, 0.8623, 3.238, 0.5281),
-    ("floats", "tf32"): (6.0, 1.3, 2.0, 0.3),
+    ("torch", "float32"): (11.19, 18.2, 1.16, 1.997, 1.135),
+    ("split", "float32"): (8.206, 2.226, 2.006, 7.812, 0.4925),
+    ("raw", "float32"): (5.517, 1.426, 2.916, 0.4116),
+    ("torch", "tf32"): (8.193, 1.877, 0.7781, 0.2178, 0.7874),
+    ("split", "tf32"): (9.713, 1.89, 0.8693, 8.647, -0.04605),
+    ("raw", "tf32"): (6.415, 0.989, 1.913, 0.2968),
+    ("floats", "tf32"): (4.008, 0.7472, 2.821, 0.1185),
 }
 # In the halves' recorded times is a sum over the parts, which tails do themselves: a launch, and
 # 1e6 numbers read or written, by the difference at one shape.
