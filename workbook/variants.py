@@ -248,8 +248,6 @@ def method_of(
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    if v.implementation != "hopper":
-        suits = split.suits(x, p.left(shape), v.route, mode in p.whole)
-        if not suits or not p.takes_halves(v.route, shape):
-            return ""
+    if v.implementation != "hopper" and not split.suits(x, p.left(shape), v.route, mode in p.whole):
+        return ""
     return split.method(split.our_way(x, p.left(shape), v.route, mode in p.whole), v.route)
