@@ -189,7 +189,7 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
         (16384, "float32", "fp16x3", False),
         (1024, "tf32", "tf32", False),
         (1024, "tf32", "fp16x1", True),  # by halves; today of floats as they are
-        (16, "tf32", "tf32", False),
+        (16, "tf32", "fp16x1", True),  # a few samples: torch's product and tail today
         (16, "float32", "fp16x3", False),
         (16384, "tf32", "", False),  # it was torch's then, too
     ],
@@ -198,7 +198,8 @@ def test_a_record_is_stale_where_its_product_goes_another_way_today(batch, route
     p = wb.problem("matmul_avgpool_gelu_scale_max")
     record = Record(
         kind="bench", problem=p.slug, variant="fused", implementation="kernel", device="cuda",
-        route=route, method=method, mode="eval", shape={"B": batch, "K": 8192, "N": 8192, "pool": 16},
+        route=route, method=method, mode="eval",
+        shape={"B": batch, "K": 8192, "N": 8192, "pool": 16},
         kernels_digest=kernels_digest(p.slug, p.variant("fused"), "cuda"),
     )  # fmt: skip
     assert tables.is_stale(p, record) == stale

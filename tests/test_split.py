@@ -322,7 +322,7 @@ def test_one_product_through_all_of_k_drifts_and_a_promoted_one_does_not():
     x, W = torch.rand(512, 32768).cuda(), torch.rand(8192, 32768).cuda()
     halves = split.halved(W)
     promoted, through = (
-        split.product(x, halves, way="split", products=1, through=t) for t in (False, True)
+        split.product(x, halves, way=way, products=1, through=True) for way in ("split", "through")
     )
     assert relative(through.sum(0), x, W) < OF_TF32
     assert drawn_toward_zero(through, x, W) > 2e-5 > 4 * abs(drawn_toward_zero(promoted, x, W))
@@ -426,9 +426,10 @@ def test_arguments_are_named():
         split.product(x.cpu(), weight)
 
 
-def ours_by(route: str, rows: int, columns: int, outputs: int, processors: int, whole: bool) -> str:
+def ours_by(route: str, *shape: int) -> str:
     """`ways.best` without torch's."""
-    return ways.fastest(ways.ours(route, whole), route, rows, columns, outputs, processors)
+    *shape, whole, through = shape
+    return ways.fastest(ways.ours(route, whole, through), route, *shape)
 
 
 # --- where it serves --------------------------------------------------------------------------

@@ -130,7 +130,10 @@ class Problem:
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
     outputs: of (N, *dims), how many outputs of a product are left; None where none is.
+    through: of TF32's products, as of `ways.ours`.
     whole: modes in which W, or what a fold makes of it, is at hand as it is where it is multiplied.
+    by_halves: of (route, shape), False where ours makes no product by halves although that is the
+    faster one; None where it always does.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
     sweeps: device and axis -> sizes that a sweep goes through.
     states: states of weights for `check`, beside those that every problem has; derivations run in
@@ -154,6 +157,8 @@ class Problem:
     rung_of_text: Callable[[str, str, str], Variant]
     outputs: Callable[..., int] | None = None
     whole: tuple[str, ...] = ()
+    through: bool = False
+    by_halves: Callable[[str, Mapping[str, int]], bool] | None = None
     fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
@@ -190,6 +195,10 @@ class Problem:
         """Outputs of a product that the algebra leaves at a shape; 0 where no product is left."""
         given = (size for name, size in shape.items() if name not in ("B", "K"))
         return 0 if self.outputs is None else self.outputs(*given)
+
+    def takes_halves(self, route: str, shape: Mapping[str, int]) -> bool:
+        """Whether ours makes a product by halves at a shape, if that is the faster one."""
+        return self.by_halves is None or self.by_halves(route, shape)
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

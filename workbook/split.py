@@ -94,21 +94,23 @@ def is_here(device: str | torch.device = "cuda") -> bool:
     return _processors(torch.cuda.current_device() if where.index is None else where.index) > 0
 
 
-def suits(x: Tensor, outputs: int, route: str = "", whole: bool = False) -> bool:
+def suits(
+    x: Tensor, outputs: int, route: str = "", whole: bool = False, through: bool = False
+) -> bool:
     """True where `product` is the faster one for x (B, K) and that many outputs, on a Hopper GPU;
-    route: that of the user if not given. whole: as of `ways.best`."""
+    route: that of the user if not given. whole, through: as of `ways.ours`."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return False
     processors = _processors(x.get_device())
     route = route or precision.chosen_route()
-    return processors > 0 and ways.best(route, *x.shape, outputs, processors, whole) != "torch"
+    shape = *x.shape, outputs, processors
+    return processors > 0 and ways.best(route, *shape, whole, through) != "torch"
 
 
-def our_way(x: Tensor, outputs: int, route: str, whole: bool) -> str:
+def our_way(x: Tensor, outputs: int, route: str, whole: bool, through: bool) -> str:
     """The way, of ours, that x (B, K) is multiplied in on a Hopper GPU."""
-    return ways.fastest(
-        ways.ours(route, whole), route, *x.shape, outputs, _processors(x.get_device())
-    )
+    can = ways.ours(route, whole, through)
+    return ways.fastest(can, route, *x.shape, outputs, _processors(x.get_device()))
 
 
 def method(way: str, route: str) -> str:
@@ -209,7 +211,7 @@ def product(
     products = _products(products, promote)
     outputs, route = weight.exponents.size(0), "float32" if products == 3 else "tf32"
     whole = None if whole is None else ops.adjacent(whole.detach())
-    can = _ways(x, whole if products == 1 else None, centre, promote)
+    can = _ways(x, whole, centre, promote, products, through)
     if way is not None and way not in can:
         raise ValueError(f"way: got {way!r}; wants one of {', '.join(can)} for these operands")
     shape = *x.shape, outputs, processors
@@ -219,9 +221,9 @@ def product(
     if not z.numel():
         return z
     none, both = (weight.hi[:0], weight.hi[:0], weight.exponents[:0]), products == 3
-    halves = _split(x, weight.columns, centre, both)[:3] if way == "split" else none
+    halves = none if way in ("raw", "floats") else _split(x, weight.columns, centre, both)[:3]
     w = none if way == "floats" else (weight.hi, weight.lo if both else none[1], weight.exponents)
-    interval = 0 if through and way == "split" and not both else promote // PANEL
+    interval = 0 if way == "through" else promote // PANEL
     whole = x[:0] if whole is None else whole
     _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
     return z
@@ -237,15 +239,16 @@ def _products(products: int | None, promote: int) -> int:
     return products
 
 
-def _ways(x: Tensor, whole: Tensor | None, centre: Tensor | None, promote: int) -> tuple[str, ...]:
+def _ways(
+    x: Tensor, whole: Tensor | None, centre: Tensor | None, promote: int, products: int,
+    through: bool,
+) -> tuple[str, ...]:  # fmt: skip
     """How x (B, K) can be multiplied: the copy engine wants what it reads as it is at 16 bytes."""
+    usable = whole is not None and _at_16_bytes(whole)
+    can = ways.ours("float32" if products == 3 else "tf32", usable, through)
     if centre is not None or promote > PANEL or not _at_16_bytes(x):
-        return ("split",)
-    return (
-        ("split", "raw", "floats")
-        if whole is not None and _at_16_bytes(whole)
-        else ("split", "raw")
-    )
+        return tuple(way for way in can if way in ("split", "through"))
+    return can
 
 
 def _at_16_bytes(matrix: Tensor) -> bool:

@@ -248,6 +248,8 @@ def method_of(
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    if v.implementation != "hopper" and not split.suits(x, p.left(shape), v.route, mode in p.whole):
-        return ""
-    return split.method(split.our_way(x, p.left(shape), v.route, mode in p.whole), v.route)
+    wanted = p.left(shape), v.route, mode in p.whole, p.through
+    if v.implementation != "hopper":
+        if not split.suits(x, *wanted) or not p.takes_halves(v.route, shape):
+            return ""
+    return split.method(split.our_way(x, *wanted), v.route)

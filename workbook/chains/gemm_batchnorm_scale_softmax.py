@@ -166,6 +166,7 @@ problem = Problem(
     rung_of_text=lambda *source: variants.rung_of_text(EVAL, *source),
     modes=("eval", "train"),
     whole=("eval",),
+    through=True,
     edges=(*EDGES, Size("pair", (33, 1025), 2), Size("row beyond registers", (5, 16388), 3),
            Size("odd row beyond registers", (5, 16387), 3)),
     states=road.STATES,

@@ -157,7 +157,7 @@ def _run_batch_tiles(
 
 
 def _suits_split(x: Tensor, weight: Tensor, *_: object) -> bool:
-    return split.suits(x, weight.size(0))
+    return split.suits(x, weight.size(0), through=True)
 
 
 def _run_batch_split(

@@ -121,7 +121,7 @@ def _run_tiles(
 
 
 def suits(x: Tensor, weight: Tensor, *_: object) -> bool:
-    return split.suits(x, weight.size(0), whole=True)
+    return split.suits(x, weight.size(0), whole=True, through=True)
 
 
 def kept_of(z: Tensor, kept: list | None) -> Tensor:

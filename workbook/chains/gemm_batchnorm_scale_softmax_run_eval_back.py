@@ -56,7 +56,7 @@ def halves(x: Tensor, c: Tensor, out: Tensor) -> Tensor:
 
 def _product(x: Tensor, weight: Tensor, whole: Tensor | None) -> Tensor:
     """x (B, K) -> x W^T (B, N), of its own memory; whole: as of `split.product`."""
-    if split.suits(x, weight.size(0), whole=whole is not None):
+    if split.suits(x, weight.size(0), whole=whole is not None, through=True):
         return split.added(split.product(x, split.kept(weight), whole=whole, through=True))
     if x.is_cuda or x.dtype is not torch.float32:
         return torch.mm(x, weight.T)

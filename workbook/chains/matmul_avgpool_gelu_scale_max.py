@@ -214,7 +214,7 @@ def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
-    return split.suits(x, weight.size(0) // pool, whole=True)
+    return split.suits(x, weight.size(0) // pool, whole=True) and not _are_few(x)
 
 
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
@@ -337,6 +337,7 @@ problem = Problem(
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // pool,
     whole=("eval",),
+    by_halves=lambda route, shape: route != "tf32" or shape["B"] > FEW,
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),
