@@ -374,6 +374,9 @@ def test_show_a_part_of_a_file(tmp_path):
     for name in ("four", "f", "One::four"):
         with pytest.raises(KeyError, match=f"name: got '{name[-4:]}'"):
             wb.show(file, name)
+    # what stands in the first lines of another begins where that does
+    file.write_text("// Says what.\nstruct Own {\n  Own() {\n    f();\n  }\n};\n")
+    assert str(wb.show(file, "Own::Own")).startswith("```cpp\n// Says what.\nstruct Own {")
 
 
 def test_resources_come_from_the_compiler(monkeypatch):

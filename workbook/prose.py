@@ -57,7 +57,8 @@ def _definition(text: str, name: str) -> str:
     started = re.search(head, text, re.M)
     if started is None:
         raise KeyError(f"name: got {name!r}; there is no function or struct of that name")
-    first = max(text.rfind("\n\n", 0, started.start()) + 2, 0)
+    blank = text.rfind("\n\n", 0, started.start())
+    first = 0 if blank < 0 else blank + 2
     last = re.compile(rf"^{started[1]}\}};?$", re.M).search(text, started.start())
     lines = text[first : last.end() if last else len(text)].strip("\n").split("\n")
     return "\n".join(line.removeprefix(started[1]) for line in lines)
