@@ -104,6 +104,8 @@ def test_cpu_name_by_model_or_by_architecture(
         "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some CPU @ 2 GHz\n\nmodel name : B"
     )
     assert machine.card() == "Some CPU @ 2 GHz"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Some CPU\n")  # neither family nor model
+    assert machine.card() == "Some CPU"
     cpuinfo.write_text("processor : 0\nCPU part : 0xd0c\n")  # arm64
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -111,6 +113,64 @@ def test_cpu_name_by_model_or_by_architecture(
     program(bare, "sysctl", "Apple M9")
     cpuinfo.unlink()
     assert machine.card() == "Apple M9"
+
+
+CPU = """processor\t: 0
+vendor_id\t: {vendor}
+cpu family\t: {family}
+model\t\t: {model}
+model name\t: {name}
+stepping\t: 1
+
+processor\t: 1
+model\t\t: 99
+model name\t: another
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "name", "card"),
+    [
+        ("AuthenticAMD", 25, 17, "AMD EPYC", "AMD EPYC Zen 4"),
+        ("AuthenticAMD", 26, 2, "AMD EPYC", "AMD EPYC Zen 5"),
+        ("AuthenticAMD", 25, 1, "AMD EPYC", "AMD EPYC Zen 3"),
+        ("AuthenticAMD", 25, 0x61, "AMD EPYC", "AMD EPYC Zen 4"),
+        ("AuthenticAMD", 23, 0x31, "AMD EPYC-Rome Processor", "AMD EPYC-Rome Processor Zen 2"),
+        ("AuthenticAMD", 26, 0x50, "AMD EPYC", "AMD EPYC family 26 model 80"),
+        ("AuthenticAMD", "?", 17, "AMD EPYC", "AMD EPYC"),
+        ("AuthenticAMD", 25, 17, "AMD EPYC 9554 64-Core", "AMD EPYC 9554 64-Core"),
+        ("HygonGenuine", 25, 17, "Hygon", "Hygon family 25 model 17"),
+        (
+            "GenuineIntel",
+            6,
+            85,
+            "Intel Xeon Processor (Skylake, IBRS)",
+            "Intel Xeon Processor (Skylake, IBRS) family 6 model 85",
+        ),
+        (
+            "GenuineIntel",
+            6,
+            143,
+            "Intel(R) Xeon(R) Platinum 8488C",
+            "Intel(R) Xeon(R) Platinum 8488C",
+        ),
+    ],
+)
+def test_a_cpu_whose_name_has_no_number_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, family: object, model: int,
+    name: str, card: str,
+) -> None:  # fmt: skip
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    cpuinfo.write_text(CPU.format(vendor=vendor, family=family, model=model, name=name))
+    assert machine.card() == machine.facts()["name"] == card
+
+
+def test_generations_do_not_overlap() -> None:
+    for ranges in machine._AMD.values():
+        assert all(first <= last for first, last, _ in ranges)
+        ends = [(first, last) for first, last, _ in sorted(ranges)]
+        assert all(before[1] < after[0] for before, after in zip(ends, ends[1:], strict=False))
 
 
 def cache(folder: Path, level: int, kind: str, size: str, shared: str) -> None:

@@ -35,6 +35,14 @@ GUESSED_CACHE_BYTES = 32 << 20  # where a system does not tell its last-level ca
 _CPUS = Path("/sys/devices/system/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" when there is none
+# AMD CPU family -> (first model, last model, generation), as Linux tells them apart in amd.c
+_AMD = {
+    23: [(0x00, 0x2F, "Zen 1"), (0x30, 0x4F, "Zen 2"), (0x50, 0x5F, "Zen 1"),
+         (0x60, 0x7F, "Zen 2"), (0x90, 0x91, "Zen 2"), (0xA0, 0xAF, "Zen 2")],
+    25: [(0x00, 0x0F, "Zen 3"), (0x10, 0x1F, "Zen 4"), (0x20, 0x5F, "Zen 3"),
+         (0x60, 0xAF, "Zen 4")],
+    26: [(0x00, 0x2F, "Zen 5"), (0x40, 0x4F, "Zen 5"), (0x60, 0x7F, "Zen 5")],
+}  # fmt: skip
 _CLOCKS = {  # our name -> nvidia-smi's
     "sm_mhz": "clocks.sm",
     "memory_mhz": "clocks.mem",
@@ -174,13 +182,30 @@ def _known(device: str | torch.device) -> torch.device:
 
 
 def _cpu_name() -> str:
-    """As the system tells it: Linux on x86, macOS, then whatever Python knows."""
+    """As the system tells it: Linux on x86, macOS, then whatever Python knows.
+
+    A virtual machine may hide the number of a model: "AMD EPYC" is any of many, twice as fast as
+    one another. Such a name is followed by the generation, or by the CPU's family and model.
+    """
+    text = ""
     with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
-        if named:
-            return named[1].strip()
+        text = _CPUINFO.read_text(encoding="utf-8")
+    told = dict(re.findall(r"^(\w[\w ]*?)\s*:[ \t]*(\S.*?)\s*$", text.split("\n\n")[0], re.M))
+    if name := told.get("model name"):
+        return name if re.search(r"\d", name) else f"{name} {_generation(told)}".strip()
     brand = output(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""
     return brand.strip() or platform.processor() or platform.machine() or "unknown CPU"
+
+
+def _generation(told: dict[str, str]) -> str:
+    """ "Zen 4", "family 6 model 85" where we know no name for it, "" where the two are not told."""
+    try:
+        family, model = int(told["cpu family"]), int(told["model"])
+    except (KeyError, ValueError):
+        return ""
+    known = _AMD.get(family, []) if told.get("vendor_id") == "AuthenticAMD" else []
+    found = [name for first, last, name in known if first <= model <= last]
+    return found[0] if found else f"family {family} model {model}"
 
 
 def _usable_cpus() -> list[int]:
