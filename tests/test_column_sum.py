@@ -18,7 +18,9 @@ from workbook import build, ops, paths, sums
 U64 = 2.0**-53
 FOLDER = paths.kernels() / "column_sum"
 STRIP = 1024  # columns of one task on a CPU
-SHAPES = [(1, 1), (1, 5), (5, 1), (3, 1023), (4, 1024), (7, 1025), (1031, 33), (64, 4097)]
+# Rows around eight together, columns around a task's and around the 8192 taken at once by a thread
+SHAPES = [(1, 1), (1, 5), (5, 1), (3, 1023), (4, 1024), (7, 1025), (1031, 33), (64, 4097),
+          (8, 8192), (15, 8193), (23, 20011)]  # fmt: skip
 pytestmark = needs_compiler
 
 
@@ -167,7 +169,7 @@ def test_it_does_not_depend_on_the_number_of_threads(run):
     was = torch.get_num_threads()
     try:
         found = []
-        for threads in (1, 2, 3, 7):
+        for threads in (1, 2, 3, 5, 7):
             torch.set_num_threads(threads)
             found.append(summed(run, W))
     finally:

@@ -1,46 +1,37 @@
-// s[k] = sum_n W[n,k] on a CPU. A strip of columns at a time: its sums stay in L1, the rows go by
-// once, four together, so that a sum is loaded and stored once for four additions. The columns are
-// independent, so the compiler vectorises across them.
-// Moves: W once, 4 N K bytes, also where its squares are wanted. Rows of the strip are asked for while
-// those before are added.
+// s[k] = sum_n W[n,k] on a CPU (rows.h). A task is a strip of columns; strips that follow one another
+// are taken together, so that memory is read in long rows.
+// Moves: W once, 4 N K bytes, also where its squares are wanted.
 #include "column_sum.h"
 
 #include <algorithm>
 
+#include "rows.h"
+
 namespace {
 
-constexpr int64_t kLine = 16, kRows = 4;  // floats of a cache line; rows together
-
-template <bool kSquares>
-void strip(const ColumnSum& p, int64_t first, int64_t count) {
-  double sum[kStrip] = {}, square[kSquares ? kStrip : 1] = {};
-  const float* W = p.W + first;
-  int64_t n = 0;
-  for (; n + kRows <= p.N; n += kRows) {
-    const float *a = W + n * p.K, *b = a + p.K, *c = b + p.K, *d = c + p.K;
-    for (int64_t k = 0; k < count; k += kLine)
-      for (int64_t r = 0; r < kRows; ++r) __builtin_prefetch(a + (kRows + r) * p.K + k);
-    for (int64_t k = 0; k < count; ++k) {
-      const double A = a[k], B = b[k], C = c[k], D = d[k];
-      sum[k] += (A + B) + (C + D);
-      if (kSquares) square[k] += (A * A + B * B) + (C * C + D * D);
-    }
+// square[k] += the squares of the rows from `a` on.
+template <int Rows>
+void add_squares(double* square, const float* a, int64_t stride, int64_t count) {
+  for (int64_t k = 0; k < count; ++k) {
+    double v[Rows];
+    for (int r = 0; r < Rows; ++r) v[r] = double(a[r * stride + k]) * a[r * stride + k];
+    square[k] += sum_together(v);
   }
-  for (; n < p.N; ++n)
-    for (int64_t k = 0; k < count; ++k) {
-      const double A = W[n * p.K + k];
-      sum[k] += A;
-      if (kSquares) square[k] += A * A;
-    }
-  std::copy(sum, sum + count, p.s + first);
-  if (kSquares) std::copy(square, square + count, p.squares + first);
 }
 
 }  // namespace
 
 void launch(const ColumnSum& p, int64_t begin, int64_t end) {
-  for (int64_t task = begin; task < end; ++task) {
-    const int64_t first = task * kStrip, count = std::min(kStrip, p.K - first);
-    p.squares ? strip<true>(p, first, count) : strip<false>(p, first, count);
+  const int64_t last = std::min(end * kStrip, p.K);
+  for (int64_t first = begin * kStrip; first < last; first += kWide) {
+    const int64_t count = std::min(kWide, last - first);
+    double *sum = p.s + first, *square = p.squares ? p.squares + first : nullptr;
+    std::fill(sum, sum + count, 0.0);
+    if (square) std::fill(square, square + count, 0.0);
+    by_eight(p.N, [&](auto together, int64_t n) {
+      const float* a = p.W + n * p.K + first;
+      add_together<together.value>(sum, a, p.K, 0, count);
+      if (square) add_squares<together.value>(square, a, p.K, count);
+    });
   }
 }

@@ -47,8 +47,13 @@ inline floats load(const float* address) {
 }
 
 inline void store(float* address, floats v) {
-  typedef float aliased __attribute__((vector_size(kVectorBytes), may_alias));
-  *reinterpret_cast<aliased*>(address) = v;
+  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  *reinterpret_cast<unaligned*>(address) = v;
+}
+
+inline void store(double* address, doubles v) {
+  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  *reinterpret_cast<unaligned*>(address) = v;
 }
 
 // a b + c with one rounding where the target has it. In a * b + c the compiler may choose, and may

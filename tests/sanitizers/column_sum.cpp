@@ -17,7 +17,7 @@ void one(int64_t N, int64_t K, bool squared) {
 }
 
 void cases() {
-  for (const int64_t N : {0, 1, 3, 4, 5, 9})
-    for (const int64_t K : {1, 15, 16, 17, 1023, 1024, 1025, 2049})
+  for (const int64_t N : {0, 1, 3, 4, 5, 9, 23})
+    for (const int64_t K : {1, 15, 16, 17, 1023, 1024, 1025, 17001})
       for (const bool squared : {false, true}) one(N, K, squared);
 }

@@ -18,7 +18,7 @@ void one(int64_t groups, int64_t pool, int64_t K, bool both) {
 
 void cases() {
   for (const int64_t groups : {1, 3})
-    for (const int64_t pool : {1, 2, 4, 5, 16})
-      for (const int64_t K : {1, 16, 17, 1023, 1025})
+    for (const int64_t pool : {1, 2, 4, 7, 16})
+      for (const int64_t K : {1, 16, 17, 1023, 1025, 9001})
         for (const bool both : {false, true}) one(groups, pool, K, both);
 }
