@@ -287,6 +287,21 @@ def test_pairs_of_an_unaligned_contiguous_view(offset, device):
     assert_sums(total.cpu(), W)
 
 
+@pytest.mark.parametrize("offset", [0, 1, 4, 8, 16])
+@pytest.mark.parametrize("shape", [(2060, 8192), (2060, 8208), (2062, 8191), (520, 4096)])
+def test_large_differences_are_written_whole_and_nothing_beside(shape, offset):
+    """From 32 MB on they go past the caches, where vectors of D are aligned."""
+    (N, K), poison = shape, -17.0
+    W = drawn(shape, seed=19)
+    memory = torch.full((N // 2 * K + offset + 8,), poison)
+    differences = memory[offset : offset + N // 2 * K].view(N // 2, K)
+    s = torch.full((K,), math.nan, dtype=torch.float64)
+    sums._pair_difference("cpu")(W, differences, D(0, K), s)
+    assert torch.equal(differences, W[0::2] - W[1::2])
+    assert torch.equal(s, sums.column_sum(W)), "the same bits"
+    assert (memory[:offset] == poison).all() and (memory[offset + N // 2 * K :] == poison).all()
+
+
 @needs_gpu
 @pytest.mark.parametrize("slices", [1, 3, 40])
 @pytest.mark.parametrize("K", [260, 261])

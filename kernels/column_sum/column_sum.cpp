@@ -7,20 +7,6 @@
 
 #include "rows.h"
 
-namespace {
-
-// square[k] += the squares of the rows from `a` on.
-template <int Rows>
-void add_squares(double* square, const float* a, int64_t stride, int64_t count) {
-  for (int64_t k = 0; k < count; ++k) {
-    double v[Rows];
-    for (int r = 0; r < Rows; ++r) v[r] = double(a[r * stride + k]) * a[r * stride + k];
-    square[k] += sum_together(v);
-  }
-}
-
-}  // namespace
-
 void launch(const ColumnSum& p, int64_t begin, int64_t end) {
   const int64_t last = std::min(end * kStrip, p.K);
   for (int64_t first = begin * kStrip; first < last; first += kWide) {
@@ -30,8 +16,14 @@ void launch(const ColumnSum& p, int64_t begin, int64_t end) {
     if (square) std::fill(square, square + count, 0.0);
     by_eight(p.N, [&](auto together, int64_t n) {
       const float* a = p.W + n * p.K + first;
-      add_together<together.value>(sum, a, p.K, 0, count);
-      if (square) add_squares<together.value>(square, a, p.K, count);
+      constexpr int kRows = together.value;
+      if (square)
+        total_together<kRows, true>(a, p.K, count, [&](int64_t k, auto total, auto squares) {
+          add(sum + k, total);
+          add(square + k, squares);
+        });
+      else
+        total_together<kRows>(a, p.K, count, [&](int64_t k, auto total) { add(sum + k, total); });
     });
   }
 }

@@ -18,20 +18,44 @@ inline T sum_together(T (&v)[Rows]) {
   return v[0];
 }
 
-// sum[k] += the rows from `a` on, `stride` apart, for k in [from, count).
-template <int Rows>
-inline void add_together(double* sum, const float* a, int64_t stride, int64_t from, int64_t count) {
-  int64_t k = from;
+// f(k, total) for the columns k from 0 on, kDoubles of them in a vector while there are as many, then
+// one in a double: total is the sum of the rows from `a` on, `stride` apart. With Squares f(k, total,
+// squares): that of their squares too, which are exact in double.
+template <int Rows, bool Squares = false, class F>
+inline void total_together(const float* a, int64_t stride, int64_t count, const F& f) {
+  const auto take = [&](int64_t k, auto(&v)[Rows]) {
+    if constexpr (Squares) {
+      std::remove_reference_t<decltype(v)> squares;
+      for (int r = 0; r < Rows; ++r) squares[r] = v[r] * v[r];
+      f(k, sum_together(v), sum_together(squares));
+    } else {
+      f(k, sum_together(v));
+    }
+  };
+  int64_t k = 0;
   for (; k + kDoubles <= count; k += kDoubles) {
     doubles v[Rows];
     for (int r = 0; r < Rows; ++r) v[r] = widen(a + r * stride + k);
-    store(sum + k, load(sum + k) + sum_together(v));
+    take(k, v);
   }
   for (; k < count; ++k) {
     double v[Rows];
     for (int r = 0; r < Rows; ++r) v[r] = a[r * stride + k];
-    sum[k] += sum_together(v);
+    take(k, v);
   }
+}
+
+// What stands at an address, as much as `like`; and the way back.
+inline doubles read(const double* address, doubles) { return load(address); }
+inline double read(const double* address, double) { return *address; }
+inline void write(double* address, doubles v) { store(address, v); }
+inline void write(double* address, double v) { *address = v; }
+inline void write(float* address, doubles v) { narrow(address, v); }
+inline void write(float* address, double v) { *address = static_cast<float>(v); }
+
+template <class T>
+inline void add(double* address, T v) {
+  write(address, read(address, v) + v);
 }
 
 // f(rows, n) for the rows from 0 on: eight at n together, as a constant, what is left 4, 2 and 1.

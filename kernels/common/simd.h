@@ -36,6 +36,19 @@ inline doubles widen(const float* address) {
 #endif
 }
 
+// The other way: kDoubles floats from as many doubles, rounded.
+inline void narrow(float* address, doubles v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_ps(address, _mm512_cvtpd_ps(v));
+#elif defined(__AVX__)
+  _mm_storeu_ps(address, _mm256_cvtpd_ps(v));
+#else
+  typedef float half __attribute__((vector_size(kVectorBytes / 2)));
+  typedef float unaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
+  *reinterpret_cast<unaligned*>(address) = __builtin_convertvector(v, half);
+#endif
+}
+
 inline doubles load(const double* address) {
   typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
   return *reinterpret_cast<const unaligned*>(address);
@@ -54,6 +67,24 @@ inline void store(float* address, floats v) {
 inline void store(double* address, doubles v) {
   typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
   *reinterpret_cast<unaligned*>(address) = v;
+}
+
+// To an aligned address, past the caches where the target can: what is not read before it has left them
+// need not be read into them to be written. `streamed` before another thread reads it.
+inline void stream(float* address, floats v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(address, v);
+#elif defined(__AVX__)
+  _mm256_stream_ps(address, v);
+#else
+  store(address, v);
+#endif
+}
+
+inline void streamed() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
 }
 
 // a b + c with one rounding where the target has it. In a * b + c the compiler may choose, and may

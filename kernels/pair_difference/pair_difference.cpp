@@ -5,36 +5,62 @@
 
 #include <algorithm>
 
+#include "fresh_pages.h"
 #include "rows.h"
 
 namespace {
 
-// Columns that are in L1 between the difference and the sum: 16 KB of eight rows.
-constexpr int64_t kNear = 512;
+// Bytes of D that are not in a cache any more when a product reads them.
+constexpr int64_t kFar = int64_t{32} << 20;
 
-template <int Rows>
+// D and s of the rows from `a` on, kFloats columns at a time: twelve rows that are 2^n apart do not
+// stay in L1 between the difference and the sum.
+template <int Rows, bool Streamed>
 void take_pairs(double* sum, float* d, const float* a, int64_t stride, int64_t count) {
-  for (int64_t from = 0; from < count; from += kNear) {
-    const int64_t to = std::min(from + kNear, count);
+  const auto sum_from = [&](int64_t from, int64_t columns) {
+    total_together<Rows>(a + from, stride, columns,
+                         [&](int64_t k, auto total) { add(sum + from + k, total); });
+  };
+  int64_t k = 0;
+  for (; k + kFloats <= count; k += kFloats) {
     for (int pair = 0; pair < Rows / 2; ++pair) {
-      const float *upper = a + 2 * pair * stride, *lower = upper + stride;
-      float* __restrict difference = d + pair * stride;
-      for (int64_t k = from; k < to; ++k) difference[k] = upper[k] - lower[k];
+      const float *upper = a + 2 * pair * stride + k, *lower = upper + stride;
+      float* to = d + pair * stride + k;
+      const floats difference = load(upper) - load(lower);
+      Streamed ? stream(to, difference) : store(to, difference);
     }
-    add_together<Rows>(sum, a, stride, from, to);
+    sum_from(k, kFloats);
   }
+  for (int pair = 0; pair < Rows / 2; ++pair) {
+    const float *upper = a + 2 * pair * stride, *lower = upper + stride;
+    for (int64_t j = k; j < count; ++j) d[pair * stride + j] = upper[j] - lower[j];
+  }
+  sum_from(k, count - k);
 }
 
-}  // namespace
-
-void launch(const PairDifference& p, int64_t begin, int64_t end) {
+template <bool Streamed>
+void strips(const PairDifference& p, int64_t begin, int64_t end) {
+  const int64_t all = (p.K + kStrip - 1) / kStrip, mine = end - begin;
+  FreshPages pages(p.D, p.M * p.K * sizeof(float), begin / mine, (all + mine - 1) / mine);
   const int64_t last = std::min(end * kStrip, p.K);
   for (int64_t first = begin * kStrip; first < last; first += kWide) {
     const int64_t count = std::min(kWide, last - first);
     double* sum = p.s + first;
     std::fill(sum, sum + count, 0.0);
-    by_eight(2 * p.M, [&](auto together, int64_t n) {
-      take_pairs<together.value>(sum, p.D + n / 2 * p.K + first, p.W + n * p.K + first, p.K, count);
+    by_eight(2 * p.M, [&](auto rows, int64_t n) {
+      float* d = p.D + n / 2 * p.K + first;
+      pages.reach((n + rows.value) / 2 * p.K * sizeof(float));
+      take_pairs<rows.value, Streamed>(sum, d, p.W + n * p.K + first, p.K, count);
     });
   }
+  if (Streamed) streamed();
+}
+
+}  // namespace
+
+void launch(const PairDifference& p, int64_t begin, int64_t end) {
+  if (begin == end) return;
+  const bool far = p.M * p.K * static_cast<int64_t>(sizeof(float)) >= kFar;
+  const bool aligned = p.K % kFloats == 0 && reinterpret_cast<uintptr_t>(p.D) % kVectorBytes == 0;
+  far && aligned ? strips<true>(p, begin, end) : strips<false>(p, begin, end);
 }

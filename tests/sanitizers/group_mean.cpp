@@ -21,4 +21,5 @@ void cases() {
     for (const int64_t pool : {1, 2, 4, 7, 16})
       for (const int64_t K : {1, 16, 17, 1023, 1025, 9001})
         for (const bool both : {false, true}) one(groups, pool, K, both);
+  one(300, 2, 9001, true);  // w has more than one large page
 }
