@@ -99,9 +99,40 @@ inline floats fused(floats a, floats b, floats c) {
 #endif
 }
 
+// The lower half of the lanes plus the upper half, in double.
+inline doubles fold_in_half(floats v) {
+#if defined(__AVX512F__)
+  const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(v)) + _mm512_cvtps_pd(upper);
+#elif defined(__AVX__)
+  return _mm256_cvtps_pd(_mm256_castps256_ps128(v)) + _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+#else
+  alignas(kVectorBytes) float lanes[kFloats];
+  store(lanes, v);
+  return widen(lanes) + widen(lanes + kDoubles);
+#endif
+}
+
 // Neighbours first, then pairs of them: a fixed order, and a short chain of additions.
 inline double sum_lanes(doubles v) {
   for (int lanes = kDoubles / 2; lanes > 0; lanes /= 2)
     for (int lane = 0; lane < lanes; ++lane) v[lane] = v[2 * lane] + v[2 * lane + 1];
+  return v[0];
+}
+
+// The same of kDoubles vectors at once: lane j is what sum_lanes gives for v[j]. v is used up.
+inline doubles sums_of_lanes(doubles (&v)[kDoubles]) {
+  for (int count = kDoubles / 2; count > 0; count /= 2)
+    for (int j = 0; j < count; ++j) {
+      const doubles a = v[2 * j], b = v[2 * j + 1];
+#if defined(__AVX512F__)
+      v[j] = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+             __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#elif defined(__AVX__)
+      v[j] = __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#else
+      v[j] = __builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3);
+#endif
+    }
   return v[0];
 }

@@ -1,8 +1,10 @@
-// z[i,n] = sum_k x[i,k] W[n,k] on a CPU, for a few rows of x. A tile of features by rows of x stays
-// in registers over all of k, a vector of partial sums each: what a library's product adds in one
-// chain is here in as many as a vector has lanes, added in double.
-// Who owns what: a call owns features, kFeatures at a time, for all rows of x.
-// Moves: W once, 4 N K bytes, from memory; its rows come from L2 for the second tile, and x always.
+// z[i,n] = sum_k x[i,k] W[n,k] on a CPU. A tile of features by rows of x stays in registers over all of
+// k, a vector of partial sums each: what a library's product adds in one chain is here in as many as a
+// vector has lanes, added in double. Of several sums at once: one by one that takes as long as a fifth
+// of the products of 2048 features.
+// Who owns what: a call owns features, for all rows of x; kFeatures of them go together.
+// Moves: W once, 4 N K bytes, from memory, for blocks of it stay in L2 while the rows of x go by, a few
+// at a time in L1.
 #include "narrow_product.h"
 
 #include <algorithm>
@@ -12,20 +14,47 @@
 namespace {
 
 // kFeatures * kRows accumulators, and a vector of each row and feature on the way
-constexpr int kRows = kVectorRegisters >= 32 ? 5 : 2;
-constexpr int64_t kAhead = 256;  // floats
+constexpr int kRows = kVectorRegisters >= 32 ? 6 : 2;
+constexpr int64_t kAhead = 256;        // floats
+constexpr int64_t kNear = 512 * 1024;  // bytes of W in L2
 
 // The next `count` floats, all of a vector's or fewer; zeros follow.
 inline floats load_some(const float* address, int64_t count) {
   if (count >= kFloats) return load(address);
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), address);
+#endif
   alignas(kVectorBytes) float lanes[kFloats] = {};
   std::copy(address, address + count, lanes);
   return load(lanes);
 }
 
+// Features * Rows sums, of each row by feature.
+template <int Features, int Rows>
+void write(floats (&sum)[Rows][Features], float* z, int64_t stride) {
+  constexpr int kSums = Features * Rows;
+  if constexpr (kSums % kDoubles == 0) {
+    for (int first = 0; first < kSums; first += kDoubles) {
+      doubles half[kDoubles];
+#pragma GCC unroll 8
+      for (int j = 0; j < kDoubles; ++j)
+        half[j] = fold_in_half(sum[(first + j) / Features][(first + j) % Features]);
+      float found[kDoubles];
+      narrow(found, sums_of_lanes(half));
+#pragma GCC unroll 8
+      for (int j = 0; j < kDoubles; ++j)
+        z[(first + j) / Features * stride + (first + j) % Features] = found[j];
+    }
+  } else {
+    for (int r = 0; r < Rows; ++r)
+      for (int f = 0; f < Features; ++f)
+        z[r * stride + f] = static_cast<float>(sum_lanes(fold_in_half(sum[r][f])));
+  }
+}
+
 template <int Features, int Rows>
 void tile(const NarrowProduct& p, int64_t n, int64_t i, bool first) {
-  floats sum[Features][Rows] = {};
+  floats sum[Rows][Features] = {};
   const float *const W = p.W + n * p.W_stride, *const x = p.x + i * p.x_stride;
   const auto add = [&](int64_t k, int64_t count) {
     floats row[Rows];
@@ -35,7 +64,7 @@ void tile(const NarrowProduct& p, int64_t n, int64_t i, bool first) {
     for (int f = 0; f < Features; ++f) {
       const floats w = load_some(W + f * p.W_stride + k, count);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) sum[f][r] = fused(w, row[r], sum[f][r]);
+      for (int r = 0; r < Rows; ++r) sum[r][f] = fused(w, row[r], sum[r][f]);
     }
   };
   const int64_t whole = p.K - p.K % kFloats;
@@ -45,29 +74,32 @@ void tile(const NarrowProduct& p, int64_t n, int64_t i, bool first) {
     add(k, kFloats);
   }
   if (whole < p.K) add(whole, p.K - whole);
-  for (int f = 0; f < Features; ++f)
-    for (int r = 0; r < Rows; ++r) {
-      alignas(kVectorBytes) float lanes[kFloats];
-      store(lanes, sum[f][r]);
-      const double total = sum_lanes(widen(lanes) + widen(lanes + kDoubles));
-      p.z[(i + r) * p.z_stride + n + f] = static_cast<float>(total);
-    }
+  write(sum, p.z + i * p.z_stride + n, p.z_stride);
 }
 
-template <int Features>
-void rows(const NarrowProduct& p, int64_t n) {
-  int64_t i = 0;
-  for (; i + kRows <= p.B; i += kRows) tile<Features, kRows>(p, n, i, i == 0);
-  for (; i < p.B; ++i) tile<Features, 1>(p, n, i, i == 0);
+// Features [n, end) of `Rows` rows from i on.
+template <int Rows>
+void rows(const NarrowProduct& p, int64_t n, int64_t end, int64_t i) {
+  for (; n + kFeatures <= end; n += kFeatures) tile<kFeatures, Rows>(p, n, i, i == 0);
+  for (; n < end; ++n) tile<1, Rows>(p, n, i, i == 0);
+}
+
+// The rows from i on, fewer than `Rows`.
+template <int Rows>
+void rest(const NarrowProduct& p, int64_t n, int64_t end, int64_t i) {
+  if constexpr (Rows > 1) p.B - i == Rows - 1 ? rows<Rows - 1>(p, n, end, i) : rest<Rows - 1>(p, n, end, i);
 }
 
 }  // namespace
 
 void launch(const NarrowProduct& p, int64_t begin, int64_t end) {
-  for (int64_t n = begin * kFeatures; n < std::min(end * kFeatures, p.N);) {
-    if (n + kFeatures <= p.N)
-      rows<kFeatures>(p, n), n += kFeatures;
-    else
-      rows<1>(p, n), ++n;
+  const int64_t last = std::min(end * kFeatures, p.N);
+  const int64_t fit = kNear / static_cast<int64_t>(sizeof(float)) / std::max<int64_t>(p.K, 1);
+  const int64_t block = std::max(kFeatures, fit / kFeatures * kFeatures);
+  for (int64_t n = begin * kFeatures; n < last; n += block) {
+    const int64_t to = std::min(n + block, last);
+    int64_t i = 0;
+    for (; i + kRows <= p.B; i += kRows) rows<kRows>(p, n, to, i);
+    rest<kRows>(p, n, to, i);
   }
 }

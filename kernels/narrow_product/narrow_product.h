@@ -1,4 +1,4 @@
-// z[i,n] = sum_k x[i,k] W[n,k] for a few rows of x: the weights are read once, which bounds it.
+// z[i,n] = sum_k x[i,k] W[n,k] in short chains. For a few rows of x reading the weights bounds it.
 #pragma once
 #include <cstdint>
 
