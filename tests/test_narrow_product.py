@@ -210,6 +210,7 @@ def test_who_makes_the_product(monkeypatch):
 
     monkeypatch.setattr(gemm, "_narrow", lambda: lambda *a: (seen.append("narrow"), kernel(*a)))
     monkeypatch.setattr(gemm, "_onednn", Linear)
+    monkeypatch.setattr(gemm, "_in_halves", lambda: False)
     weight = drawn((300, 4500), 4)
     for rows, taken, who in [
         (gemm.NARROW, weight, ["narrow"]),
@@ -225,3 +226,52 @@ def test_who_makes_the_product(monkeypatch):
         seen.clear()
         gemm.short_chains(drawn((rows, taken.size(1)), 3))(taken)
         assert seen == who
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rows", "chunks"),
+    [(100, [100]), (260, [260]), (383, [383]), (384, [192, 192]), (1024, [256] * 4),
+     (1030, [256] * 4 + [6]), (700, [234, 234, 232]), (1, [1]), (0, [])],
+)  # fmt: skip
+def test_where_the_kernel_is_as_fast_it_takes_all_rows(rows, chunks, monkeypatch):
+    seen, kernel = [], gemm._narrow()
+
+    def narrow(x: Tensor, *others: Tensor) -> None:
+        seen.append(x.size(0))
+        kernel(x, *others)
+
+    monkeypatch.setattr(gemm, "_narrow", lambda: narrow)
+    monkeypatch.setattr(gemm, "_in_halves", lambda: True)
+    x, weight = drawn((rows, 300), 1), drawn((7, 300), 2)
+    z, memory = gemm.short_chains(x)(weight), torch.full((rows, 9), math.nan)
+    assert seen == chunks
+    torch.testing.assert_close(z.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+    gemm.short_chains(x)(weight, memory[:, 1:8])
+    assert torch.equal(memory[:, 1:8], z) and memory[:, [0, 8]].isnan().all()
+    seen.clear()
+    gemm.short_chains(x[:, :255])(weight[:, :255])
+    assert not seen, "short rows are not for it"
+
+
+CPUINFO = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "capability", "in_halves"),
+    [
+        (CPUINFO.format("AuthenticAMD", 25), "AVX512", True),
+        (CPUINFO.format("AuthenticAMD", 25), "AVX2", False),  # Zen 3, or told to
+        (CPUINFO.format("AuthenticAMD", 26), "AVX512", False),
+        (CPUINFO.format("AuthenticAMD", 255), "AVX512", False),
+        (CPUINFO.format("GenuineIntel", 25), "AVX512", False),
+        ("", "AVX512", False),
+        (None, "AVX512", False),
+    ],
+)
+def test_which_cpus_multiply_in_halves(text, capability, in_halves, monkeypatch, tmp_path):
+    monkeypatch.setattr(gemm, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    if text is not None:
+        gemm.CPUINFO.write_text(text)
+    assert gemm._in_halves.__wrapped__() is in_halves

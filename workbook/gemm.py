@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,8 +21,10 @@ NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `s
 LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
 NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
+AT_ONCE = 256  # rows of x for the kernel of ours: of more, less of x stays in the cache
 CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
 TOGETHER = 1024  # rows of x: of more, what a chain leaves is out of the cache when the next adds
+CPUINFO = Path("/proc/cpuinfo")
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
 
 
@@ -54,11 +59,35 @@ def _narrow() -> Callable | None:
     return ops.built("narrow_product", "cpu", ["narrow_product.cpp"])
 
 
+@functools.cache
+def _in_halves() -> bool:
+    """True where 512 bits are multiplied in two halves: on AMD's Zen 4, whose family it shares with
+    Zen 3, which has no such instruction.
+
+    What is loaded keeps the multipliers busy for twice as long there, and the kernel of ours is as
+    fast as a BLAS for any rows of x.
+    """
+    text = ""
+    with contextlib.suppress(OSError):
+        text = CPUINFO.read_text(encoding="utf-8")
+    family = re.search(r"^vendor_id\s*: AuthenticAMD\s+cpu family\s*: 25$", text, re.MULTILINE)
+    return family is not None and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def _narrow_for(x: Tensor) -> Callable | None:
     rows, columns = x.shape
     few = rows <= NARROW or (columns >= IS_LONG and x.numel() <= NEAR)
     usable = columns >= NOT_SHORT and not x.is_cuda and x.dtype is torch.float32
-    return _narrow() if few and usable else None
+    return _narrow() if usable and (few or _in_halves()) else None
+
+
+def _narrow_product(narrow: Callable, x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
+    """By rows of x, about AT_ONCE of them and as many each time."""
+    z = x.new_empty(x.size(0), weight.size(0)) if out is None else out
+    rows = -(-x.size(0) // max(1, round(x.size(0) / AT_ONCE)))
+    for first in range(0, x.size(0), max(rows, 1)):
+        narrow(x[first : first + rows], weight, z[first : first + rows])
+    return z
 
 
 def short_chains(x: Tensor) -> Callable[..., Tensor]:
@@ -68,8 +97,9 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
 
     oneDNN adds a thousand products and more in one chain; where all have one sign it errs by four
     times as much as MKL with its shorter ones. A few rows of x go to a kernel of ours, with a chain
-    a lane. For more, k is cut. The weight then stands on the left, so that a part of its columns
-    is read where it is, and what oneDNN rearranges are parts of x.
+    a lane, and any rows where it is as fast for them. Else k is cut. The weight then stands on the
+    left, so that a part of its columns is read where it is, and what oneDNN rearranges are parts of
+    x.
     """
     if x.size(0) > TOGETHER and not x.is_cuda:
         return _by_rows(x)
@@ -82,9 +112,7 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
 
     def product_of(weight: Tensor, out: Tensor | None = None) -> Tensor:
         if narrow and ops.adjacent(weight) is weight:
-            z = x.new_empty(x.size(0), weight.size(0)) if out is None else out
-            narrow(x, weight, z)
-            return z
+            return _narrow_product(narrow, x, weight, out)
         linear = None if narrow else _fast(x, weight)
         if linear is None:
             return torch.mm(x, weight.T, out=out)
