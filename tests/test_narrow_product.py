@@ -1,7 +1,7 @@
 """Products that are rounded no more than a BLAS rounds them: the narrow kernel, and k in parts.
 
-The narrow kernel's bound is that of its order: a chain of K / lanes products and additions in
-float, then double.
+The narrow kernel's bound is that of its order: a chain of K / lanes products and additions, then a
+tree of at most 16 lanes, all in float.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def assert_product(run, x: Tensor, W: Tensor) -> None:
     outside[1 : x.size(0) + 1, 4 : W.size(0) + 4] = 7.0
     assert (outside == 7.0).all(), "written outside"
     true, size = x.double() @ W.double().T, x.double().abs() @ W.double().abs().T
-    chain = x.size(1) / LANES + 2
+    chain = x.size(1) / LANES + 5
     assert not z.isnan().any(), "not all is written"
     assert ((z - true).abs() <= 1.01 * chain * U32 * size + 2.0**-149).all()
 

@@ -99,20 +99,6 @@ inline floats fused(floats a, floats b, floats c) {
 #endif
 }
 
-// The lower half of the lanes plus the upper half, in double.
-inline doubles fold_in_half(floats v) {
-#if defined(__AVX512F__)
-  const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
-  return _mm512_cvtps_pd(_mm512_castps512_ps256(v)) + _mm512_cvtps_pd(upper);
-#elif defined(__AVX__)
-  return _mm256_cvtps_pd(_mm256_castps256_ps128(v)) + _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
-#else
-  alignas(kVectorBytes) float lanes[kFloats];
-  store(lanes, v);
-  return widen(lanes) + widen(lanes + kDoubles);
-#endif
-}
-
 // Neighbours first, then pairs of them: a fixed order, and a short chain of additions.
 inline double sum_lanes(doubles v) {
   for (int lanes = kDoubles / 2; lanes > 0; lanes /= 2)
@@ -120,19 +106,23 @@ inline double sum_lanes(doubles v) {
   return v[0];
 }
 
-// The same of kDoubles vectors at once: lane j is what sum_lanes gives for v[j]. v is used up.
-inline doubles sums_of_lanes(doubles (&v)[kDoubles]) {
-  for (int count = kDoubles / 2; count > 0; count /= 2)
-    for (int j = 0; j < count; ++j) {
-      const doubles a = v[2 * j], b = v[2 * j + 1];
+// (a0 + a1, a2 + a3, ..., b0 + b1, b2 + b3, ...)
+inline floats add_neighbours(floats a, floats b) {
 #if defined(__AVX512F__)
-      v[j] = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
-             __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif defined(__AVX__)
-      v[j] = __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-      v[j] = __builtin_shufflevector(a, b, 0, 2) + __builtin_shufflevector(a, b, 1, 3);
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
 #endif
-    }
+}
+
+// The sums of the lanes of kFloats vectors at once, lane j that of v[j], which are used up: neighbours
+// first, in float, since a tree rounds little. One by one they take four times as long.
+inline floats sums_of_lanes(floats (&v)[kFloats]) {
+  for (int count = kFloats / 2; count > 0; count /= 2)
+    for (int j = 0; j < count; ++j) v[j] = add_neighbours(v[2 * j], v[2 * j + 1]);
   return v[0];
 }

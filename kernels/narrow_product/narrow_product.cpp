@@ -1,7 +1,6 @@
 // z[i,n] = sum_k x[i,k] W[n,k] on a CPU. A tile of features by rows of x stays in registers over all of
 // k, a vector of partial sums each: what a library's product adds in one chain is here in as many as a
-// vector has lanes, added in double. Of several sums at once: one by one that takes as long as a fifth
-// of the products of 2048 features.
+// vector has lanes, then a tree.
 // Who owns what: a call owns features, for all rows of x; kFeatures of them go together.
 // Moves: W once, 4 N K bytes, from memory, for blocks of it stay in L2 while the rows of x go by, a few
 // at a time in L1.
@@ -29,26 +28,21 @@ inline floats load_some(const float* address, int64_t count) {
   return load(lanes);
 }
 
-// Features * Rows sums, of each row by feature.
+// Features * Rows sums, of each row by feature, as many at once as a vector has lanes.
 template <int Features, int Rows>
-void write(floats (&sum)[Rows][Features], float* z, int64_t stride) {
+void write(const floats (&sum)[Rows][Features], float* z, int64_t stride) {
   constexpr int kSums = Features * Rows;
-  if constexpr (kSums % kDoubles == 0) {
-    for (int first = 0; first < kSums; first += kDoubles) {
-      doubles half[kDoubles];
 #pragma GCC unroll 8
-      for (int j = 0; j < kDoubles; ++j)
-        half[j] = fold_in_half(sum[(first + j) / Features][(first + j) % Features]);
-      float found[kDoubles];
-      narrow(found, sums_of_lanes(half));
-#pragma GCC unroll 8
-      for (int j = 0; j < kDoubles; ++j)
-        z[(first + j) / Features * stride + (first + j) % Features] = found[j];
-    }
-  } else {
-    for (int r = 0; r < Rows; ++r)
-      for (int f = 0; f < Features; ++f)
-        z[r * stride + f] = static_cast<float>(sum_lanes(fold_in_half(sum[r][f])));
+  for (int first = 0; first < kSums; first += kFloats) {
+    floats lanes[kFloats];
+#pragma GCC unroll 16
+    for (int j = 0; j < kFloats; ++j)
+      lanes[j] = first + j < kSums ? sum[(first + j) / Features][(first + j) % Features] : floats{};
+    float found[kFloats];
+    store(found, sums_of_lanes(lanes));
+#pragma GCC unroll 16
+    for (int j = 0; j < kFloats; ++j)
+      if (first + j < kSums) z[(first + j) / Features * stride + (first + j) % Features] = found[j];
   }
 }
 
