@@ -12,13 +12,14 @@ batch is one of z.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, ops, precision, split, sums
+from workbook import gemm, ops, precision, split
 from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     EVAL,
@@ -54,6 +55,29 @@ def _spread(mean: Tensor) -> Tensor:
     so that chains of neighbours and of every 16th element are shorter."""
     rows, columns = (torch.arange(n, device=mean.device) for n in (MEAN_ROWS, mean.numel()))
     return torch.where(columns // RUN % MEAN_ROWS == rows.unsqueeze(1), mean, 0.0)
+
+
+@functools.cache
+def _batch_halves() -> Callable | None:
+    return ops.built("batch_halves", "cpu", ["batch_halves.cpp"])
+
+
+def _centred(x: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(half (B + rows, K), c (K), mean (K) in float64) of x (B, K) on a CPU: x less its centre, in
+    halves, and `_spread` of its mean behind."""
+    B, K = x.shape
+    half, mean = x.new_empty((B + rows, K)), x.new_empty(K, dtype=torch.float64)
+    run = _batch_halves()
+    if run is not None:
+        c = x.new_empty(K)
+        run(x, RUN, half, c, mean)
+        return half, c, mean
+    torch.mean(x, 0, dtype=torch.float64, out=mean)
+    c = back.centre(x)
+    back.halves(x, c, half[:B])
+    if rows:
+        half[B:] = _spread(mean.float())
+    return half, c, mean
 
 
 def plain_of_batch(
@@ -92,13 +116,10 @@ def _run_batch_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
-    (B, K), N, mean_x = x.shape, weight.size(0), sums.column_sum(x) / x.size(0)
-    rows = B + MEAN_ROWS if N > FEW else B
-    half, map_, var = (x.new_empty(s) for s in ((rows, K), (3, N), (N,)))
-    c, own = back.centre(x), None if kept is None else x.new_empty((B, N))
-    back.halves(x, c, half[:B])
-    if rows > B:
-        half[B:] = _spread(mean_x.float())
+    B, N, x = x.size(0), weight.size(0), ops.adjacent(x)
+    half, c, mean_x = _centred(x, MEAN_ROWS if N > FEW else 0)
+    rows, map_, var = half.size(0), x.new_empty((3, N)), x.new_empty(N)
+    own = None if kept is None else x.new_empty((B, N))
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
     product, blocks = gemm.short_chains(half), blocks_of(rows, N)
@@ -170,7 +191,7 @@ def _run_batch_split(
     return _run_batch(run, x, parameters, options, multiply, kept)
 
 
-CPU_SHARED = (*gemm.NARROW_PRODUCT, sums.COLUMN_SUM[0])
+CPU_SHARED = (*gemm.NARROW_PRODUCT, "batch_halves/batch_halves.cpp")
 BATCH_FILES = ("04_tiles.cu", "train_centre.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
