@@ -32,13 +32,13 @@ inline void total_together(const float* a, int64_t stride, int64_t count, const 
       f(k, sum_together(v));
     }
   };
-  int64_t k = 0;
-  for (; k + kDoubles <= count; k += kDoubles) {
+  const int64_t whole = count - count % kDoubles;
+  for (int64_t k = 0; k < whole; k += kDoubles) {
     doubles v[Rows];
     for (int r = 0; r < Rows; ++r) v[r] = widen(a + r * stride + k);
     take(k, v);
   }
-  for (; k < count; ++k) {
+  for (int64_t k = whole; k < count; ++k) {
     double v[Rows];
     for (int r = 0; r < Rows; ++r) v[r] = a[r * stride + k];
     take(k, v);

@@ -21,8 +21,8 @@ void take_pairs(double* sum, float* d, const float* a, int64_t stride, int64_t c
     total_together<Rows>(a + from, stride, columns,
                          [&](int64_t k, auto total) { add(sum + from + k, total); });
   };
-  int64_t k = 0;
-  for (; k + kFloats <= count; k += kFloats) {
+  const int64_t whole = count - count % kFloats;
+  for (int64_t k = 0; k < whole; k += kFloats) {
     for (int pair = 0; pair < Rows / 2; ++pair) {
       const float *upper = a + 2 * pair * stride + k, *lower = upper + stride;
       float* to = d + pair * stride + k;
@@ -33,9 +33,9 @@ void take_pairs(double* sum, float* d, const float* a, int64_t stride, int64_t c
   }
   for (int pair = 0; pair < Rows / 2; ++pair) {
     const float *upper = a + 2 * pair * stride, *lower = upper + stride;
-    for (int64_t j = k; j < count; ++j) d[pair * stride + j] = upper[j] - lower[j];
+    for (int64_t k = whole; k < count; ++k) d[pair * stride + k] = upper[k] - lower[k];
   }
-  sum_from(k, count - k);
+  sum_from(whole, count % kFloats);
 }
 
 template <bool Streamed>
