@@ -197,9 +197,8 @@ def product(
     whole: W itself, where rows of it may hold infinities that leave an output finite or infinite.
     centre (K): of (x - centre) / 2 instead. way: one of `ways` that can be, the fastest if None.
     promote: of k, a multiple of 64, what tensor cores accumulate of three products; above 64 to see
-    what becomes of it. through: one product may be accumulated over all of k,
-    somewhat faster: it draws each output toward zero, by 1e-5 of it. The sum over k is cut where
-    blocks are missing.
+    what becomes of it. through: one product may be accumulated over all of k, which is faster and
+    draws each output toward zero, by 1e-5 of it. The sum over k is cut where blocks are missing.
     """
     processors = _processors(x.get_device()) if x.is_cuda else 0
     if not processors:
