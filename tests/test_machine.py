@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbook import diagnosis, machine, paths, tools
+from workbook import cpuinfo, diagnosis, machine, paths, tools
 from workbook.diagnosis import Finding
 from workbook.journal import Record
 
@@ -98,20 +98,19 @@ def test_cpu_facts() -> None:
 def test_cpu_name_by_model_or_by_architecture(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare: Path
 ) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
-    cpuinfo.write_text(
+    monkeypatch.setattr(cpuinfo, "FILE", tmp_path / "cpuinfo")
+    cpuinfo.FILE.write_text(
         "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some CPU @ 2 GHz\n\nmodel name : B"
     )
     assert machine.card() == "Some CPU @ 2 GHz"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Some CPU\n")  # neither family nor model
+    cpuinfo.FILE.write_text("processor\t: 0\nmodel name\t: Some CPU\n")  # neither family nor model
     assert machine.card() == "Some CPU"
-    cpuinfo.write_text("processor : 0\nCPU part : 0xd0c\n")  # arm64
+    cpuinfo.FILE.write_text("processor : 0\nCPU part : 0xd0c\n")  # arm64
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert machine.card() == "aarch64"
     program(bare, "sysctl", "Apple M9")
-    cpuinfo.unlink()
+    cpuinfo.FILE.unlink()
     assert machine.card() == "Apple M9"
 
 
@@ -160,9 +159,8 @@ def test_a_cpu_whose_name_has_no_number_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, family: object, model: int,
     name: str, card: str,
 ) -> None:  # fmt: skip
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
-    cpuinfo.write_text(CPU.format(vendor=vendor, family=family, model=model, name=name))
+    monkeypatch.setattr(cpuinfo, "FILE", tmp_path / "cpuinfo")
+    cpuinfo.FILE.write_text(CPU.format(vendor=vendor, family=family, model=model, name=name))
     assert machine.card() == machine.facts()["name"] == card
 
 

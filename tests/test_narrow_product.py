@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit import drawn, needs_compiler
 from torch import Tensor
 
-from workbook import gemm, ops, paths
+from workbook import cpuinfo, gemm, ops, paths
 
 U32 = 2.0**-24
 LANES = 4  # at least: of 16 bytes
@@ -270,8 +270,8 @@ CPUINFO = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\n"
     ],
 )
 def test_which_cpus_multiply_in_halves(text, capability, in_halves, monkeypatch, tmp_path):
-    monkeypatch.setattr(gemm, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpuinfo, "FILE", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     if text is not None:
-        gemm.CPUINFO.write_text(text)
+        cpuinfo.FILE.write_text(text)
     assert gemm._in_halves.__wrapped__() is in_halves

@@ -19,13 +19,14 @@ PACKAGE = "workbook"
 # Lowest first: a module imports only from those before it. `chains` is a package: its __init__ is
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
-    "paths stats record journal tools machine diagnosis precision limits halves spec timing fold "
-    "toolchain recipe build normal ops sums backward gemm ways split variants controls chains "
-    "ceilings families errors operands curves judge accuracy drafts pairs protocols results "
-    "compare predictions training scaling style chart legend crossings plot_errors plot_overview "
-    "plot_curves plot_halves plot_pipeline plot_routes plot_break_even plot_scaling plot trial "
-    "prose tables costs sweeps verdicts standin runner tidy pages report standalone scopes modules "
-    "amalgam export lines cli_options cli_check cli_sweep cli"
+    "paths stats record journal tools cpuinfo machine diagnosis precision limits halves spec "
+    "timing fold toolchain recipe build normal ops sums backward gemm ways split variants "
+    "controls chains ceilings families errors operands curves judge accuracy drafts pairs "
+    "protocols results compare predictions training scaling style chart legend crossings "
+    "plot_errors plot_overview plot_curves plot_halves plot_pipeline plot_routes "
+    "plot_break_even plot_scaling plot trial prose tables costs sweeps verdicts standin runner "
+    "tidy pages report standalone scopes modules amalgam export lines cli_options cli_check "
+    "cli_sweep cli"
 ).split()
 SHARED = {"chains.variants"}
 EXEMPT = {"__init__", "__main__"}  # the public face, and `python -m workbook`

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from workbook import ops
+from workbook import cpuinfo, ops
 
 __all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains"]
 
@@ -24,7 +21,6 @@ NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
 AT_ONCE = 256  # rows of x for the kernel of ours: of more, less of x stays in the cache
 CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
 TOGETHER = 1024  # rows of x: of more, what a chain leaves is out of the cache when the next adds
-CPUINFO = Path("/proc/cpuinfo")
 PARTS_BYTES = 16 << 20  # of partial products at a time on a GPU: they stay in its L2
 
 
@@ -67,11 +63,9 @@ def _in_halves() -> bool:
     What is loaded keeps the multipliers busy for twice as long there, and the kernel of ours is as
     fast as a BLAS for any rows of x.
     """
-    text = ""
-    with contextlib.suppress(OSError):
-        text = CPUINFO.read_text(encoding="utf-8")
-    family = re.search(r"^vendor_id\s*: AuthenticAMD\s+cpu family\s*: 25$", text, re.MULTILINE)
-    return family is not None and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    told = cpuinfo.told()
+    is_its = (told.get("vendor_id"), told.get("cpu family")) == ("AuthenticAMD", "25")
+    return is_its and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _narrow_for(x: Tensor) -> Callable | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import paths
+from . import cpuinfo, paths
 from .tools import compiler, missing_compiler, ninja, nvcc, output, tool_version
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
 
 GUESSED_CACHE_BYTES = 32 << 20  # where a system does not tell its last-level cache
 _CPUS = Path("/sys/devices/system/cpu")
-_CPUINFO = Path("/proc/cpuinfo")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" when there is none
 # AMD CPU family -> (first model, last model, generation), as Linux tells them apart in amd.c
 _AMD = {
@@ -187,10 +186,7 @@ def _cpu_name() -> str:
     A virtual machine may hide the number of a model: "AMD EPYC" is any of many, twice as fast as
     one another. Such a name is followed by the generation, or by the CPU's family and model.
     """
-    text = ""
-    with contextlib.suppress(OSError):
-        text = _CPUINFO.read_text(encoding="utf-8")
-    told = dict(re.findall(r"^(\w[\w ]*?)\s*:[ \t]*(\S.*?)\s*$", text.split("\n\n")[0], re.M))
+    told = cpuinfo.told()
     if name := told.get("model name"):
         return name if re.search(r"\d", name) else f"{name} {_generation(told)}".strip()
     brand = output(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""

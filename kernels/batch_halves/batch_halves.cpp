@@ -1,6 +1,6 @@
 // mean, c and half of a batch on a CPU. A call owns strips of columns: their sums by groups of rows go
-// in double (rows.h), then the strip is read once more, from L2.
-// Moves: x once from memory, 4 B K bytes; half, as much.
+// in double (rows.h), then the strip is read once more, from L2 where the batch is not too large for it.
+// Moves: x once or twice from memory, 4 B K bytes; half, as much.
 #include "batch_halves.h"
 
 #include <algorithm>
@@ -9,19 +9,21 @@
 
 namespace {
 
-// c <- the lower median of the groups' means, each rounded: as many exchanges as put the smaller half in
-// order. A NaN may be lost: it is in the differences.
+// c <- the lower median of the groups' means, each rounded: exchanges that put the larger half behind it.
+// A NaN may be lost: it is in the differences.
 void lower_median(const double (*sum)[kStrip], int groups, double rows, int64_t count, float* c) {
+  const int middle = (groups - 1) / 2;
   for (int64_t k = 0; k < count; ++k) {
     float v[kGroups];
-    for (int g = 0; g < kGroups; ++g) v[g] = static_cast<float>(sum[std::min(g, groups - 1)][k] / rows);
-    for (int last = groups - 1; last > 0; --last)
+    for (int g = 0; g < kGroups; ++g)
+      v[g] = static_cast<float>(sum[std::min(g, groups - 1)][k] / rows);
+    for (int last = groups - 1; last >= std::max(middle, 1); --last)
       for (int g = 0; g < last; ++g) {
         const float low = std::min(v[g], v[g + 1]);
         v[g + 1] = std::max(v[g], v[g + 1]);
         v[g] = low;
       }
-    c[k] = v[(groups - 1) / 2];
+    c[k] = v[middle];
   }
 }
 

@@ -8,31 +8,33 @@
 #include <sys/mman.h>
 #endif
 
-// What thread `self` of `sharers` asks for of [memory, memory + bytes), which they write together, front
-// to back: a page each, before the first of these pages is written.
+// What a thread asks for of [memory, memory + bytes), which several write together, front to back: of
+// each `all` pages those from `first` to `last`, before the first of them all is written.
 class FreshPages {
  public:
-  FreshPages(void* memory, int64_t bytes, int64_t self = 0, int64_t sharers = 1)
+  FreshPages(void* memory, int64_t bytes, int64_t first = 0, int64_t last = 1, int64_t all = 1)
       : begin_(reinterpret_cast<uintptr_t>(memory)),
         end_(begin_ + bytes),
         next_((begin_ + kPage - 1) / kPage * kPage),
-        own_(self * kPage),
-        together_(sharers * kPage) {}
+        first_(first * kPage),
+        last_(last * kPage),
+        together_(all * kPage) {}
 
   // To be called before the first `bytes` are written. What is there stays as it is; elsewhere than on
   // Linux, and before 5.14, nothing happens.
   void reach(int64_t bytes) {
-    for (; next_ < begin_ + bytes; next_ += together_) {
+    for (; next_ < begin_ + bytes; next_ += together_)
+      for (uintptr_t after = next_ + first_ + kPage; after <= next_ + last_; after += kPage) {
 #if defined(__linux__) && defined(MADV_POPULATE_WRITE)
-      const uintptr_t after = next_ + own_ + kPage;
-      if (after <= end_) madvise(reinterpret_cast<void*>(after - kSmall), kSmall, MADV_POPULATE_WRITE);
+        if (after <= end_)
+          madvise(reinterpret_cast<void*>(after - kSmall), kSmall, MADV_POPULATE_WRITE);
 #endif
-    }
+      }
   }
 
  private:
   static constexpr uintptr_t kPage = uintptr_t{1} << 21, kSmall = uintptr_t{1} << 12;
   const uintptr_t begin_, end_;
   uintptr_t next_;  // the first of the pages that come next
-  const uintptr_t own_, together_;
+  const uintptr_t first_, last_, together_;
 };

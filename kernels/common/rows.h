@@ -7,7 +7,8 @@
 
 #include "simd.h"
 
-// Columns at a time at most: 32 KB of each row, long enough to be read ahead; 64 KB of sums, in L2.
+// Columns at a time at most, of strips that follow one another: 32 KB of each row, long enough to be
+// read ahead; 64 KB of sums, in L2.
 constexpr int64_t kWide = 8192;
 
 // The sum of 2, 4 or 8 numbers, neighbours first.

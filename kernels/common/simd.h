@@ -2,6 +2,7 @@
 // A sum over one variable may not be reordered, so that the compiler does not vectorise it; a sum
 // over named vectors says which partial sums are meant, and stays the same on every run.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -59,6 +60,17 @@ inline floats load(const float* address) {
   return *reinterpret_cast<const unaligned*>(address);
 }
 
+// The next `count` floats, all of a vector's or fewer; zeros follow.
+inline floats load_some(const float* address, int64_t count) {
+  if (count >= kFloats) return load(address);
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), address);
+#endif
+  alignas(kVectorBytes) float lanes[kFloats] = {};
+  std::copy(address, address + count, lanes);
+  return load(lanes);
+}
+
 inline void store(float* address, floats v) {
   typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
   *reinterpret_cast<unaligned*>(address) = v;
@@ -106,18 +118,27 @@ inline double sum_lanes(doubles v) {
   return v[0];
 }
 
+// Lanes of two vectors, by number: Clang's notation, which GCC has from 12 on, and GCC's own.
+#if defined(__clang__)
+#define WB_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int lane_numbers __attribute__((vector_size(kVectorBytes)));
+#define WB_LANES(a, b, ...) __builtin_shuffle(a, b, lane_numbers{__VA_ARGS__})
+#endif
+
 // (a0 + a1, a2 + a3, ..., b0 + b1, b2 + b3, ...)
 inline floats add_neighbours(floats a, floats b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return WB_LANES(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         WB_LANES(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif defined(__AVX__)
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
-         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+  return WB_LANES(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + WB_LANES(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  return WB_LANES(a, b, 0, 2, 4, 6) + WB_LANES(a, b, 1, 3, 5, 7);
 #endif
 }
+
+#undef WB_LANES
 
 // The sums of the lanes of kFloats vectors at once, lane j that of v[j], which are used up: neighbours
 // first, in float, since a tree rounds little. One by one they take four times as long.

@@ -13,7 +13,7 @@ void launch(const GroupMean& p, int64_t begin, int64_t end) {
   const int64_t strips = (p.K + kStrip - 1) / kStrip;
   const int64_t from = begin / strips, groups = (end + strips - 1) / strips - from;
   FreshPages w_pages(p.w + from * p.K, groups * p.K * sizeof(float));
-  FreshPages exact_pages(p.w_exact + from * p.K, p.w_exact ? groups * p.K * sizeof(double) : 0);
+  FreshPages exact_pages(p.w_exact ? p.w_exact + from * p.K : nullptr, groups * p.K * sizeof(double));
   const double pool = static_cast<double>(p.pool);
   double sum[kWide];
   for (int64_t task = begin; task < end;) {
@@ -24,7 +24,7 @@ void launch(const GroupMean& p, int64_t begin, int64_t end) {
     float* w = p.w + m * p.K + first;
     double* w_exact = p.w_exact ? p.w_exact + m * p.K + first : nullptr;
     w_pages.reach((m + 1 - from) * p.K * sizeof(float));
-    exact_pages.reach((m + 1 - from) * p.K * sizeof(double));
+    if (p.w_exact) exact_pages.reach((m + 1 - from) * p.K * sizeof(double));
     by_eight(p.pool, [&](auto rows, int64_t j) {
       const bool is_first = j == 0, is_last = j + rows.value == p.pool;
       total_together<rows.value>(W + j * p.K, p.K, count, [&](int64_t k, auto total) {

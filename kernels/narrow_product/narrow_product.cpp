@@ -2,8 +2,8 @@
 // k, a vector of partial sums each: what a library's product adds in one chain is here in as many as a
 // vector has lanes, then a tree.
 // Who owns what: a call owns features, for all rows of x; kFeatures of them go together.
-// Moves: W once, 4 N K bytes, from memory, for blocks of it stay in L2 while the rows of x go by, a few
-// at a time in L1.
+// Moves: W once, 4 N K bytes, from memory, for blocks of it stay in L2 while the rows of x go by, kRows
+// at a time, in L1 where they are short.
 #include "narrow_product.h"
 
 #include <algorithm>
@@ -16,17 +16,6 @@ namespace {
 constexpr int kRows = kVectorRegisters >= 32 ? 6 : 2;
 constexpr int64_t kAhead = 256;        // floats
 constexpr int64_t kNear = 512 * 1024;  // bytes of W in L2
-
-// The next `count` floats, all of a vector's or fewer; zeros follow.
-inline floats load_some(const float* address, int64_t count) {
-  if (count >= kFloats) return load(address);
-#if defined(__AVX512F__)
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), address);
-#endif
-  alignas(kVectorBytes) float lanes[kFloats] = {};
-  std::copy(address, address + count, lanes);
-  return load(lanes);
-}
 
 // Features * Rows sums, of each row by feature, as many at once as a vector has lanes.
 template <int Features, int Rows>
@@ -81,7 +70,10 @@ void rows(const NarrowProduct& p, int64_t n, int64_t end, int64_t i) {
 // The rows from i on, fewer than `Rows`.
 template <int Rows>
 void rest(const NarrowProduct& p, int64_t n, int64_t end, int64_t i) {
-  if constexpr (Rows > 1) p.B - i == Rows - 1 ? rows<Rows - 1>(p, n, end, i) : rest<Rows - 1>(p, n, end, i);
+  if constexpr (Rows > 1) {
+    if (p.B - i == Rows - 1) return rows<Rows - 1>(p, n, end, i);
+    rest<Rows - 1>(p, n, end, i);
+  }
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ void take_pairs(double* sum, float* d, const float* a, int64_t stride, int64_t c
 
 template <bool Streamed>
 void strips(const PairDifference& p, int64_t begin, int64_t end) {
-  const int64_t all = (p.K + kStrip - 1) / kStrip, mine = end - begin;
-  FreshPages pages(p.D, p.M * p.K * sizeof(float), begin / mine, (all + mine - 1) / mine);
+  const int64_t all = (p.K + kStrip - 1) / kStrip;
+  FreshPages pages(p.D, p.M * p.K * sizeof(float), begin, end, all);
   const int64_t last = std::min(end * kStrip, p.K);
   for (int64_t first = begin * kStrip; first < last; first += kWide) {
     const int64_t count = std::min(kWide, last - first);
