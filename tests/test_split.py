@@ -247,13 +247,14 @@ OF_TF32 = 2.0**-11 * math.sqrt(2 / 3)
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw", "floats"])
+@pytest.mark.parametrize("way", ["split", "through", "raw", "floats"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_product(shape, way):
-    """By the his alone, or as they are: TF32's accuracy, and no better, or it would not be one."""
+    """By the his alone, promoted or not, or as they are: in TF32's accuracy, and no better, or it
+    would not be one."""
     B, K, N = shape
     x, W = padded((B, K), 3), padded((N, K), 4)
-    z = split.product(x, split.halved(W), W, way=way, products=1).double().sum(0)
+    z = split.product(x, split.halved(W), W, way=way, products=1, through=True).double().sum(0)
     assert z.shape == (B, N) and not z.isnan().any()
     assert relative(z, x, W) < 2.0**-10
     if B * N > 1000:
@@ -326,9 +327,9 @@ def test_one_product_through_all_of_k_drifts_and_a_promoted_one_does_not():
     )
     assert relative(through.sum(0), x, W) < OF_TF32
     assert drawn_toward_zero(through, x, W) > 2e-5 > 4 * abs(drawn_toward_zero(promoted, x, W))
-    for way, products in (("raw", 1), ("split", 3)):  # where it says nothing
-        found = [split.product(x, halves, way=way, products=products, through=t) for t in (0, 1)]
-        assert torch.equal(*found)
+    x, W = drawn((300, 2000), 7).cuda(), drawn((2100, 2000), 8).cuda()
+    found = [split.product(x, split.halved(W), products=3, through=t) for t in (False, True)]
+    assert torch.equal(*found), "three products are promoted, whatever may be"
 
 
 @on_hopper
@@ -361,11 +362,19 @@ def test_control_without_equalised_columns_a_family_is_lost():
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw"])
-def test_repeats_are_bit_identical(way):
+@pytest.mark.parametrize(
+    ("way", "products"),
+    [("split", 3), ("raw", 3), ("split", 1), ("through", 1), ("raw", 1), ("floats", 1)],
+)
+def test_repeats_are_bit_identical(way, products):
     x, W = drawn((300, 2000), 7).cuda(), drawn((700, 2000), 8).cuda()
-    first = split.product(x, split.halved(W), way=way)
-    assert all(torch.equal(split.product(x, split.halved(W), way=way), first) for _ in range(5))
+    halves = split.halved(W)
+
+    def product() -> Tensor:
+        return split.product(x, halves, W, way=way, products=products, through=True)
+
+    first = product()
+    assert all(torch.equal(product(), first) for _ in range(5))
 
 
 @on_hopper
@@ -426,10 +435,13 @@ def test_arguments_are_named():
         split.product(x.cpu(), weight)
 
 
-def ours_by(route: str, *shape: int) -> str:
+def ours_by(
+    route: str, rows: int, columns: int, outputs: int, processors: int,
+    whole: bool = False, through: bool = False, raw: bool = True,
+) -> str:  # fmt: skip
     """`ways.best` without torch's."""
-    *shape, whole, through = shape
-    return ways.fastest(ways.ours(route, whole, through), route, *shape)
+    can = ways.ours(route, whole, through, raw)
+    return ways.fastest(can, route, rows, columns, outputs, processors)
 
 
 # --- where it serves --------------------------------------------------------------------------
@@ -532,6 +544,21 @@ def test_halves_of_a_parameter_follow_it():
 
 def test_without_such_a_gpu_the_portable_kernels_serve():
     assert not split.suits(torch.empty(1024, 8192), 8192)
+
+
+@pytest.mark.parametrize("processors", [0, 132])
+def test_the_way_of_ours_without_such_a_gpu_and_where_rows_do_not_start_at_16_bytes(
+    processors, monkeypatch
+):
+    monkeypatch.setattr(split, "_processors", lambda index: processors)
+    x = torch.empty(()).expand(1024, 8192)
+    assert split.our_way(x, 512, "tf32", whole=True, through=False) == "floats"
+    assert split.our_way(x, 8192, "tf32", whole=True, through=True) == "through"
+    odd = torch.empty(()).expand(1024, 8191)
+    assert split.our_way(odd, 512, "tf32", whole=True, through=False) == "split"
+    assert split._has_even_rows(torch.empty(9, 12)[:, :8])
+    assert not split._has_even_rows(torch.empty(9, 13)[:, :8])
+    assert split._has_even_rows(torch.empty(8, 9).T), "a copy is read"
 
 
 # --- machine code -----------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 
 import pytest
 import torch
 
-from workbook import journal, paths, ways
+from workbook import journal, paths, plot_pipeline, ways
 
 SMS = 132  # multiprocessors of the card that was timed
 FOUND = journal.load(paths.data()).query(kind="curve", variant="ways")
@@ -146,3 +147,18 @@ def test_more_work_never_takes_less():
 )
 def test_where_tiles_are_few_k_is_cut(shape, outputs, way, tiles, parts):
     assert ways.cut(*shape, outputs, SMS, way) == (tiles, parts)
+
+
+def test_tiles_are_the_kernel_s():
+    text = (paths.kernels() / "common" / "split_launch.cuh").read_text()
+    columns = {
+        way: int(re.search(rf"Way<(\d+), {form}>", text)[1])
+        for way, form in {
+            "split": "kHalves, Products",
+            "through": "kHalves, 1, true",
+            "raw": "kRawX, Products",
+            "floats": "kFloats, 1, true",
+        }.items()
+    }
+    assert columns == {way: across for way, (_, across) in ways.TILES.items()}
+    assert {down for down, _ in ways.TILES.values()} == {plot_pipeline.constants()["kRows"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbook import ceilings, compare, journal, limits, paths
+from workbook import ceilings, compare, journal, limits, paths, split
 from workbook.journal import Record, Records
 from workbook.spec import Problem, Size, Variant
 from workbook.variants import chosen_variants, method_of
@@ -35,7 +35,8 @@ def predict(
     base = compare.base_of(p, size, device, mode)
     found = Records()
     for v in chosen_variants(p, variants, device, mode):
-        how = method_of(p, v, shape, device, mode, reach) or v.route
+        ours = method_of(p, v, shape, device, mode, reach)
+        how = split.METHODS[v.route] if ours else v.route  # as the floor of a bench
         floor = limits.floor_ms(p.least(v.reads, shape, how), reach, how)
         value = v.predict(shape, reach) if v.predict else floor.ms
         note = "its own rule" if v.predict else _FLOORS[v.reads]

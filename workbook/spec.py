@@ -132,8 +132,8 @@ class Problem:
     outputs: of (N, *dims), how many outputs of a product are left; None where none is.
     through: of TF32's products, as of `ways.ours`.
     whole: modes in which W, or what a fold makes of it, is at hand as it is where it is multiplied.
-    by_halves: of (route, shape), False where ours makes no product by halves although that is the
-    faster one; None where it always does.
+    makes_product: of (route, shape), False where ours leaves a product to torch although a way of
+    ours is the faster one; None where it never does.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
     sweeps: device and axis -> sizes that a sweep goes through.
     states: states of weights for `check`, beside those that every problem has; derivations run in
@@ -158,7 +158,7 @@ class Problem:
     outputs: Callable[..., int] | None = None
     whole: tuple[str, ...] = ()
     through: bool = False
-    by_halves: Callable[[str, Mapping[str, int]], bool] | None = None
+    makes_product: Callable[[str, Mapping[str, int]], bool] | None = None
     fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
@@ -196,9 +196,9 @@ class Problem:
         given = (size for name, size in shape.items() if name not in ("B", "K"))
         return 0 if self.outputs is None else self.outputs(*given)
 
-    def takes_halves(self, route: str, shape: Mapping[str, int]) -> bool:
-        """Whether ours makes a product by halves at a shape, if that is the faster one."""
-        return self.by_halves is None or self.by_halves(route, shape)
+    def multiplies(self, route: str, shape: Mapping[str, int]) -> bool:
+        """Whether ours makes the product at a shape, if a way of ours is the faster one."""
+        return self.makes_product is None or self.makes_product(route, shape)
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

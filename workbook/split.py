@@ -1,11 +1,12 @@
-"""Products on the tensor cores of a Hopper GPU, both sides split in halves, by the user's route.
+"""Products on the tensor cores of a Hopper GPU, of halves or of TF32's floats, by the user's route.
 
     v = 2^e (hi + lo), hi and lo in half, an exponent a row;  z = sum_k (xh wl + xl wh + xh wh)
 
 float32: three products with 11 bits on each side keep 22 of float32's 24, and what tensor cores
-round toward zero is kept short. tf32: xh wh alone has TF32's 11 bits, at half the bytes. Columns of
-weights are divided by powers of two first, those of x multiplied by them, so that no column is lost
-beside a larger one. `halves` holds the same in plain torch.
+round toward zero is kept short. tf32: xh wh alone has TF32's 11 bits, at half the bytes; or x and W
+are multiplied as they are, rounded to these bits on their way. Columns of weights are divided by
+powers of two first, those of x multiplied by them, so that no column is lost beside a larger one.
+`halves` holds the same in plain torch.
 """
 
 from __future__ import annotations
@@ -95,22 +96,32 @@ def is_here(device: str | torch.device = "cuda") -> bool:
 
 
 def suits(
-    x: Tensor, outputs: int, route: str = "", whole: bool = False, through: bool = False
-) -> bool:
+    x: Tensor, outputs: int, route: str = "", whole: bool = False, through: bool = False,
+    centred: bool = False,
+) -> bool:  # fmt: skip
     """True where `product` is the faster one for x (B, K) and that many outputs, on a Hopper GPU;
-    route: that of the user if not given. whole, through: as of `ways.ours`."""
+    route: that of the user if not given. whole, through: as of `ways.ours`. centred: x has a
+    centre."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return False
     processors = _processors(x.get_device())
     route = route or precision.chosen_route()
-    shape = *x.shape, outputs, processors
-    return processors > 0 and ways.best(route, *shape, whole, through) != "torch"
+    shape, raw = (*x.shape, outputs, processors), not centred and _has_even_rows(x)
+    return processors > 0 and ways.best(route, *shape, whole, through, raw) != "torch"
 
 
 def our_way(x: Tensor, outputs: int, route: str, whole: bool, through: bool) -> str:
     """The way, of ours, that x (B, K) is multiplied in on a Hopper GPU."""
-    can = ways.ours(route, whole, through)
-    return ways.fastest(can, route, *x.shape, outputs, _processors(x.get_device()))
+    can = ways.ours(route, whole, through, _has_even_rows(x))
+    processors = _processors(x.get_device()) or ways.PROCESSORS
+    return ways.fastest(can, route, *x.shape, outputs, processors)
+
+
+def _has_even_rows(x: Tensor) -> bool:
+    """True where rows of x, or of a copy where they are not adjacent, and rows as long as they,
+    all start at 16 bytes if the first does."""
+    K = x.size(1)
+    return K % 4 == 0 and (x.stride(0) % 4 == 0 or x.stride(1) != 1)
 
 
 def method(way: str, route: str) -> str:
@@ -243,11 +254,9 @@ def _ways(
     through: bool,
 ) -> tuple[str, ...]:  # fmt: skip
     """How x (B, K) can be multiplied: the copy engine wants what it reads as it is at 16 bytes."""
+    raw = centre is None and promote == PANEL and _at_16_bytes(x)
     usable = whole is not None and _at_16_bytes(whole)
-    can = ways.ours("float32" if products == 3 else "tf32", usable, through)
-    if centre is not None or promote > PANEL or not _at_16_bytes(x):
-        return tuple(way for way in can if way in ("split", "through"))
-    return can
+    return ways.ours("float32" if products == 3 else "tf32", usable, through, raw)
 
 
 def _at_16_bytes(matrix: Tensor) -> bool:

@@ -157,10 +157,11 @@ def is_stale(p: Problem, record: Record) -> bool:
 
 
 def _method_now(p: Problem, record: Record) -> str:
-    if not p.takes_halves(record.route, record.shape):
+    if not p.multiplies(record.route, record.shape):
         return ""
     shape = record.shape["B"], record.shape["K"], p.left(record.shape), ways.PROCESSORS
-    way = ways.best(record.route, *shape, record.mode in p.whole, p.through)
+    raw = record.shape["K"] % 4 == 0
+    way = ways.best(record.route, *shape, record.mode in p.whole, p.through, raw)
     return split.method(way, record.route)
 
 

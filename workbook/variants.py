@@ -250,6 +250,6 @@ def method_of(
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
     wanted = p.left(shape), v.route, mode in p.whole, p.through
     if v.implementation != "hopper":
-        if not split.suits(x, *wanted) or not p.takes_halves(v.route, shape):
+        if not split.suits(x, *wanted) or not p.multiplies(v.route, shape):
             return ""
     return split.method(split.our_way(x, *wanted), v.route)

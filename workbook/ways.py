@@ -1,8 +1,8 @@
-"""Which way a product of matrices goes on a Hopper GPU: torch's, or by halves, and how x is split.
+"""Which way a product of matrices goes on a Hopper GPU: torch's, by halves, or as it is by TF32.
 
 A way's time is a sum: a launch, what it reads and writes, its waves of blocks. The costs are fitted
 to times of 200 shapes on an H200, records of kind "curve" with how.sweep "ways"; the least sum
-wins.
+wins. Those of `through` are of an earlier form of its loop.
 
     torch   x W^T by torch.mm, on the route the user has chosen
     split   by halves, x split before by a kernel of its own
@@ -61,7 +61,7 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
 # In the halves' recorded times is a sum over the parts, which tails do themselves: a launch, and
 # 1e6 numbers read or written, by the difference at one shape.
 ADDED_US = (3.0, 1.54)
-FASTER = 0.95  # of torch's time, at most: what fits of ours are off by at half of the shapes
+FASTER = 0.95  # of torch's time, at most: fits of ours are off by less at half of the shapes
 LEAST = (8, 512, 32)  # of B, K, N: below, nothing was timed
 
 
@@ -110,28 +110,30 @@ def best(
     processors: int,
     whole: bool = False,
     through: bool = False,
+    raw: bool = True,
 ) -> str:
     """The way for x (B, K) and N outputs on a route: torch where no other is clearly faster.
 
-    whole, through: as of `ours`.
+    whole, through, raw: as of `ours`.
     """
     if rows < LEAST[0] or columns < LEAST[1] or outputs < LEAST[2]:
         return "torch"
-    shape = rows, columns, outputs, processors
-    found = fastest(ours(route, whole, through), route, *shape)
-    mine, other = (predicted_us(way, route, *shape) for way in (found, "torch"))
-    return found if mine <= FASTER * other else "torch"
+    shape, can = (rows, columns, outputs, processors), ours(route, whole, through, raw)
+    least = min(predicted_us(way, route, *shape) for way in can)
+    is_faster = least <= FASTER * predicted_us("torch", route, *shape)
+    return fastest(can, route, *shape) if is_faster else "torch"
 
 
-def ours(route: str, whole: bool, through: bool) -> tuple[str, ...]:
+def ours(route: str, whole: bool, through: bool, raw: bool = True) -> tuple[str, ...]:
     """The ways but torch's, on a route.
 
     whole: W is at hand, not its halves alone. through: what one product draws toward zero, where
-    tensor cores accumulate over all of k, is small beside what else is lost.
+    tensor cores accumulate over all of k, is small beside what else is lost. raw: x can be
+    multiplied as it is, and W: their rows start at 16 bytes, and x has no centre.
     """
-    if route != "tf32":
-        return "split", "raw"
-    return "split", "raw", *(["through"] if through else []), *(["floats"] if whole else [])
+    tf32 = route == "tf32"
+    names = ("through", tf32 and through), ("raw", raw), ("floats", tf32 and raw and whole)
+    return "split", *(name for name, can in names if can)
 
 
 def fastest(

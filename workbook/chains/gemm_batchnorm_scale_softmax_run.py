@@ -178,7 +178,7 @@ def _run_batch_tiles(
 
 
 def _suits_split(x: Tensor, weight: Tensor, *_: object) -> bool:
-    return split.suits(x, weight.size(0), through=True)
+    return split.suits(x, weight.size(0), through=True, centred=True)
 
 
 def _run_batch_split(

@@ -24,7 +24,6 @@ __all__ = [
     "kept_of",
     "plain",
     "softmax_like",
-    "suits",
     "tiles_of",
 ]
 
@@ -120,7 +119,7 @@ def _run_tiles(
     return y
 
 
-def suits(x: Tensor, weight: Tensor, *_: object) -> bool:
+def _suits(x: Tensor, weight: Tensor, *_: object) -> bool:
     return split.suits(x, weight.size(0), whole=True, through=True)
 
 
@@ -177,7 +176,7 @@ EVAL = ops.FusedOp(
         "tail": ops.Form(_run_tail),
         "blocks": ops.Form(_run_blocks, ("-DWB_BLOCKS",), keeps=True),
         "tiles": ops.Form(_run_tiles, ("-DWB_TILES",), keeps=True),
-        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=suits, keeps=True),
+        "split": ops.Form(_run_split, ("-DWB_TILES",), suits=_suits, keeps=True),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",), gemm.NARROW_PRODUCT),

@@ -337,7 +337,7 @@ problem = Problem(
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // pool,
     whole=("eval",),
-    by_halves=lambda route, shape: route != "tf32" or shape["B"] > FEW,
+    makes_product=lambda route, shape: route != "tf32" or shape["B"] > FEW,
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),
