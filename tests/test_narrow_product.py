@@ -252,6 +252,9 @@ def test_where_the_kernel_is_as_fast_it_takes_all_rows(rows, chunks, monkeypatch
     seen.clear()
     gemm.short_chains(x[:, :255])(weight[:, :255])
     assert not seen, "short rows are not for it"
+    monkeypatch.setattr(gemm, "FITS", 299)
+    gemm.short_chains(x)(weight)
+    assert seen == (chunks if rows <= gemm.NARROW else []), "nor long ones, if they are many"
 
 
 CPUINFO = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\n"
