@@ -254,7 +254,9 @@ def test_where_the_kernel_is_as_fast_it_takes_all_rows(rows, chunks, monkeypatch
     assert not seen, "short rows are not for it"
     monkeypatch.setattr(gemm, "FITS", 299)
     gemm.short_chains(x)(weight)
-    assert seen == (chunks if rows <= gemm.NARROW else []), "nor long ones, if they are many"
+    together = [gemm.TOGETHER] * (rows // gemm.TOGETHER) + [rows % gemm.TOGETHER]
+    few = [count for count in together if 0 < count <= gemm.NARROW]
+    assert seen == few, "nor long ones, if they are many"
 
 
 CPUINFO = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 17\n"
