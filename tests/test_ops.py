@@ -100,7 +100,11 @@ def test_ops_of_the_chains_stay_on_the_cpu(op):
 
 
 def of_gpu(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> SimpleNamespace:
-    return SimpleNamespace(shape=(rows, columns), dtype=dtype, is_cuda=True, get_device=lambda: 0)
+    shape, strides = (rows, columns), (columns, 1)
+    return SimpleNamespace(
+        shape=shape, dtype=dtype, is_cuda=True, get_device=lambda: 0,
+        size=shape.__getitem__, stride=strides.__getitem__,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -134,6 +138,15 @@ def test_where_it_is_faster_hangs_on_the_route():
     assert split.suits(many_rows, 512) and not split.suits(many_rows, 512, "tf32")
     with precision.using_route("tf32"):
         assert not split.suits(many_rows, 512) and split.suits(many_rows, 512, "float32")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_ways_that_can_not_be_taken_do_not_count():
+    """By TF32 few outputs are faster than torch's as they are alone: with W, by whole 16 bytes."""
+    assert split.suits(of_gpu(1024, 8192), 512, "tf32", whole=True)
+    assert not split.suits(of_gpu(1024, 8192), 512, "tf32")
+    assert not split.suits(of_gpu(1024, 8190), 512, "tf32", whole=True)
+    assert not split.suits(of_gpu(1024, 8192), 512, "tf32", whole=True, centred=True)
 
 
 def test_it_serves_where_a_gpu_and_the_user_let_it(monkeypatch):
