@@ -3,17 +3,24 @@
 #   PYTHON=python3.12   the Python (3.11 or newer) that makes .venv
 #   VENV=system         use the running Python as it is: nothing is made, nothing is installed
 #   PIP_ARGS='...'      passed on to pip, for example to choose a build of torch
+#   WORKERS=4           how many processes share the tests (pytest-xdist); each needs about 1 GB
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 CELL_SECONDS ?= 300
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help report test lab lint clean force
 .NOTPARALLEL:
 
 say = @printf '\n== %s\n'
+
+# "$@" holds pytest's options for WORKERS processes, if xdist is there. Threads that wait then sleep:
+# more of them than cores, spinning, take three times as long.
+shared = set --; $(RUN) -c 'import xdist' 2>/dev/null && set -- -n $(WORKERS) --dist worksteal; \
+  OMP_WAIT_POLICY=passive
 
 ifeq ($(VENV),system)
 
@@ -50,10 +57,10 @@ test: $(READY)  ## pytest, then pytest --nbmake notebooks/
 	  echo 'make test needs pytest, which $(if $(filter system,$(VENV)),$(PYTHON),$(VENV)) lacks:' \
 	       'install it there with pip install "pytest<10"' >&2; exit 2; }
 	$(say) 'pytest'
-	@$(RUN) -m pytest
+	@$(shared) $(RUN) -m pytest "$$@"
 	$(say) 'pytest --nbmake notebooks/'
 	@if $(RUN) -c 'import nbmake, ipykernel' 2>/dev/null; then \
-	  $(RUN) -m pytest --nbmake --nbmake-timeout=$(CELL_SECONDS) -v notebooks/; \
+	  $(shared) $(RUN) -m pytest "$$@" --nbmake --nbmake-timeout=$(CELL_SECONDS) -v notebooks/; \
 	elif [ '$(VENV)' = system ]; then \
 	  echo 'NOT RUN: the notebooks, for $(PYTHON) has no nbmake or no ipykernel and VENV=system' \
 	       'installs nothing. Tested above: everything else.'; \

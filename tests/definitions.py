@@ -170,7 +170,8 @@ def sensitivity(model: nn.Module, x: Tensor, formula: object) -> Tensor:
             mean, variance = model.bn.running_mean.double(), model.bn.running_var.double()
         moves = (size + mean.abs()) / (variance + model.bn.eps).sqrt() * model.bn.weight.abs()
         moves = model.scale.double().abs() * (moves + model.bn.bias.double().abs())
-        return (y * (moves + (y * moves).sum(1, keepdim=True))).flatten(1).norm(dim=1)
+        shares = torch.where(y == 0, 0.0, y * moves)  # a masked feature moves by -inf, and nothing
+        return (shares + y * shares.sum(1, keepdim=True)).norm(dim=1)
     z = _rows(layer, x)
     with torch.inference_mode(False), torch.enable_grad():
         z = z.clone().detach().requires_grad_()

@@ -199,7 +199,7 @@ def assert_accurate(y: Tensor, eager: Tensor, true: Tensor, slack: Tensor | None
     assert not ours[~finite & ~possible].any(), "a row that can't be finite is"
     y, eager, true = _as_rows(y), _as_rows(eager), _as_rows(true)
     least = ROUNDING[y.dtype]
-    slack = torch.zeros(y.size(0), dtype=torch.float64) if slack is None else slack.nan_to_num()
+    slack = torch.zeros(y.size(0)).to(true) if slack is None else slack.nan_to_num()
     saved = ours & ~finite
     if saved.any():
         # Below -8 torch's GELU is 0 in float64 too: its 1 + erf has no digits left there.
@@ -221,7 +221,7 @@ def slack_of(model: nn.Module, x: Tensor) -> Tensor:
     truth is rounded too. None for the sum chain, which is computed in float64.
     """
     if x.dtype != torch.float64 and isinstance(model, SUM.Model):
-        return torch.zeros(x.size(0), dtype=torch.float64)
+        return torch.zeros(x.size(0), dtype=torch.float64, device=x.device)
     with torch.no_grad():
         moves = definitions.sensitivity(model, x, subject_of(model).formula)
     return _roundings(x.dtype) * moves

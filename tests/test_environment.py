@@ -145,7 +145,8 @@ case "$*" in
   *"pip install"*) exit {pip} ;;
   *"import nbmake"*) exit {nbmake} ;;
   *"import pytest"*) exit {pytest} ;;
-  "-m pytest --nbmake"*) exit 0 ;;
+  *"import xdist"*) exit {xdist} ;;
+  "-m pytest"*--nbmake*) exit 0 ;;
   "-m pytest"*) exit {red} ;;
 esac
 """
@@ -163,14 +164,14 @@ class Checkout:
         self.behave()
 
     def behave(self, **status: int) -> None:
-        defaults = {"old": 0, "pip": 0, "nbmake": 0, "pytest": 0, "red": 0}
+        defaults = {"old": 0, "pip": 0, "nbmake": 0, "pytest": 0, "xdist": 0, "red": 0}
         self.python.write_text(STAND_IN.format(log=self.log, **(defaults | status)))
         self.python.chmod(0o755)
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         self.log.write_text("")
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-        dropped = ("PYTHON", "VENV", "PIP_ARGS", "PYTHONPATH", "CELL_SECONDS")
+        dropped = ("PYTHON", "VENV", "PIP_ARGS", "PYTHONPATH", "CELL_SECONDS", "WORKERS")
         clean = {k: v for k, v in outer.items() if k not in dropped} | environment
         command = ["make", *arguments]
         if not any(a.startswith("PYTHON=") for a in arguments):
@@ -251,11 +252,16 @@ def test_a_python_that_is_not_there_is_named(checkout: Checkout):
     assert 'There is no Python named "python-of-nowhere"' in told.stderr
 
 
-def test_test_runs_both_suites_in_the_environment(checkout: Checkout):
-    assert checkout.make("test").returncode == 0
+@pytest.mark.parametrize(
+    ("arguments", "xdist", "options"),
+    [((), 0, " -n 2 --dist worksteal"), (("WORKERS=5",), 0, " -n 5 --dist worksteal"), ((), 1, "")],
+)
+def test_test_runs_both_suites_in_the_environment(checkout: Checkout, arguments, xdist, options):
+    checkout.behave(xdist=xdist)
+    assert checkout.make("test", *arguments).returncode == 0
     assert [call.split("|")[0] for call in checkout.calls()][2:] == [
-        "-m pytest",
-        "-m pytest --nbmake --nbmake-timeout=300 -v notebooks/",
+        f"-m pytest{options}",
+        f"-m pytest{options} --nbmake --nbmake-timeout=300 -v notebooks/",
     ]
 
 
@@ -276,7 +282,8 @@ def test_system_without_nbmake_says_what_was_not_run(checkout: Checkout):
     checkout.behave(nbmake=1)
     done = checkout.make("test", "VENV=system")
     assert done.returncode == 0
-    assert [call.split("|")[0] for call in checkout.calls()] == ["-m pytest"]
+    (tests,) = checkout.calls()
+    assert tests.startswith("-m pytest") and "nbmake" not in tests.split("|")[0]
     assert "NOT RUN: the notebooks" in done.stdout and "nbmake" in done.stdout
 
 

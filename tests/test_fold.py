@@ -278,7 +278,7 @@ OF_BN = {
     "swaps_running_var": _swaps("bn.running_var", positive=True),
     "resets_statistics": lambda model: (put("trained", model), model.bn.reset_running_stats()),
     "resets_batchnorm": lambda model: (put("trained", model), model.bn.reset_parameters()),
-    "trains_a_step": lambda model: (model.train()(X * 3 + 1), model.eval()),
+    "trains_a_step": lambda model: (model.train()((X * 3 + 1).to(model.scale)), model.eval()),
 }
 
 
