@@ -171,7 +171,7 @@ def sensitivity(model: nn.Module, x: Tensor, formula: object) -> Tensor:
         moves = (size + mean.abs()) / (variance + model.bn.eps).sqrt() * model.bn.weight.abs()
         moves = model.scale.double().abs() * (moves + model.bn.bias.double().abs())
         shares = torch.where(y == 0, 0.0, y * moves)  # a masked feature moves by -inf, and nothing
-        return (shares + y * shares.sum(1, keepdim=True)).norm(dim=1)
+        return (shares + y * shares.sum(1, keepdim=True)).flatten(1).norm(dim=1)
     z = _rows(layer, x)
     with torch.inference_mode(False), torch.enable_grad():
         z = z.clone().detach().requires_grad_()
