@@ -18,7 +18,6 @@ NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `s
 LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
 NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
-FITS = 8192  # of k, above which the six rows that go together are not in L2 beside some of W
 AT_ONCE = 256  # rows of x for the kernel of ours: of more, less of x stays in the cache
 CHAINS, SHORT, LONG = 16, 128, 512  # a chain is about a sixteenth of k, but within these
 TOGETHER = 1024  # rows of x: of more, what a chain leaves is out of the cache when the next adds
@@ -73,7 +72,7 @@ def _narrow_for(x: Tensor) -> Callable | None:
     rows, columns = x.shape
     few = rows <= NARROW or (columns >= IS_LONG and x.numel() <= NEAR)
     usable = columns >= NOT_SHORT and not x.is_cuda and x.dtype is torch.float32
-    return _narrow() if usable and (few or (columns <= FITS and _in_halves())) else None
+    return _narrow() if usable and (few or _in_halves()) else None
 
 
 def _narrow_product(narrow: Callable, x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ using driver::Buffer;
 
 void cases() {
   for (const int64_t B : {0, 1, 4, 5, 6, 8, 9, 11})
-    for (const int64_t K : {0, 1, 15, 16, 17, 300})
+    for (const int64_t K : {0, 1, 15, 16, 17, 300, 4097})
       for (const int64_t N : {1, 3, 4, 5, 9})
         for (const int64_t gap : {0, 3}) {
           driver::begin_case();

@@ -122,7 +122,7 @@ def _run_batch_blocks(
     own = None if kept is None else x.new_empty((B, N))
     vectors = [v.reshape(-1).contiguous() for v in vectors]
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
-    product, blocks = gemm.short_chains(half), blocks_of(rows, N)
+    product, blocks = gemm.short_chains(half), blocks_of(B, N)
     z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
     for first, last in blocks:
         if len(blocks) > 1:
