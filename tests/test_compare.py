@@ -317,6 +317,8 @@ def test_only_variants_that_fold_have_a_fold(reach):
     for key in ("algebra", "fused"):
         assert len(result[key].fold_ms) == 7 and all(t > 0 for t in result[key].fold_ms)
         assert result[key].fold_bytes == 64 * 8 + 8
+        assert 0 < result[key].how["fold_read_gbs"] < 1e4, "the bandwidth at that time"
+    assert "fold_read_gbs" not in result["eager"].how
 
 
 def test_default_variants_are_those_of_the_device_without_controls():

@@ -353,6 +353,8 @@ def test_folds_by_hand(data, K, launch, bound):
     its[2] = dataclasses.replace(its[2], fold_ms=(fold, fold), fold_bytes=8 * K + 8)
     data(*its, *ceiling("a card", 50.0, launch))
     assert costs.fold_floor_ms(SUM, its[2]) == pytest.approx(fold / 3)
+    beside = dataclasses.replace(its[2], how={**its[2].how, "fold_read_gbs": 25.0})
+    assert costs.fold_floor_ms(SUM, beside) == pytest.approx(4 * fold / 3), "at that very time"
     unknown = dataclasses.replace(its[2], how={"flush": "read"})
     assert costs.fold_floor_ms(SUM, unknown) == pytest.approx(2 * fold / 3), "the card's own"
     said = str(wb.folds(SUM))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbook import accuracy, ceilings, errors, journal, limits, machine, paths, split, timing
+from workbook.fold_timing import fold_cost
 from workbook.journal import Record, Records
 from workbook.precision import using_route
 from workbook.results import BenchResult, key_of
@@ -21,7 +22,6 @@ __all__ = ["bench", "yardsticks"]
 ROUNDS = 30
 WARMUPS = 3  # after the first call: torch.compile captures its CUDA graph in the third
 FEW_WARMUPS = 1  # where many shapes are timed, and no graph is captured
-FOLDS = 7  # samples of the fold
 
 
 def defaults(size: str | Size | None, device: str | None) -> tuple[str | Size, str]:
@@ -303,15 +303,10 @@ def _with_folds(
     keys = {v.key for v in p.variants if v.folds and v.reads == "after"}
     folding = {id(r): bool(p.fold_halves and r.method) for r in found if key_of(r) in keys}
     made = {by_halves: p.fold_halves if by_halves else p.fold for by_halves in folding.values()}
-    cost = {}
-    for by_halves, make in (made or {False: p.fold}).items():
-        with torch.no_grad():
-            fold = timing.Call(lambda make=make: make(model))
-            times = timing.interleaved(
-                {"fold": fold}, where, rounds=FOLDS, budget_s=5.0, flush=flusher
-            )["fold"]
-            size = sum(t.numel() * t.element_size() for t in fold.run())
-        cost[by_halves] = {"fold_ms": tuple(times), "fold_bytes": size}
-    return Records(
-        dataclasses.replace(r, **cost[folding[id(r)]]) if id(r) in folding else r for r in found
-    )
+    cost = {h: fold_cost(f, model, where, flusher) for h, f in (made or {False: p.fold}).items()}
+
+    def with_cost(r: Record) -> Record:
+        cost_of, how = cost[folding[id(r)]]
+        return dataclasses.replace(r, how={**r.how, **how}, **cost_of)
+
+    return Records(with_cost(r) if id(r) in folding else r for r in found)

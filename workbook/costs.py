@@ -65,12 +65,12 @@ def folds(p: Problem | None = None, kept: Records | None = None, **equals: objec
 
 
 def fold_floor_ms(p: Problem, record: Record) -> float | None:
-    """ms in which the bytes of a recorded fold go at the read bandwidth measured in its process, or
-    else the card's; None where none is known. Parameters are read once, what is kept is written
-    once.
+    """ms in which the bytes of a recorded fold go at the read bandwidth: measured in turn with the
+    fold, as on a CPU, or else in its process, or else the card's; None where none is known.
+    Parameters are read once, what is kept is written once.
     """
-    reach = ceilings_of(record.card)
-    rate = record.how.get("read_gbs") or (reach.read_gbs if reach else None)
+    reach, how = ceilings_of(record.card), record.how
+    rate = how.get("fold_read_gbs") or how.get("read_gbs") or (reach.read_gbs if reach else None)
     if rate is None or record.fold_bytes is None:
         return None
     return _moved(p, record).bytes / rate * 1e-6  # bytes / (GB/s) is 1e-9 s
