@@ -20,8 +20,8 @@ PACKAGE = "workbook"
 # the registry and imports the problems; the problems share SHARED and don't import each other.
 ORDER = (
     "paths stats record journal tools cpuinfo machine diagnosis precision limits halves spec "
-    "timing fold_timing fold toolchain recipe build normal ops sums backward gemm ways split variants "
-    "controls chains ceilings families errors operands curves judge accuracy drafts pairs "
+    "timing fold_timing fold toolchain recipe build normal ops sums backward gemm ways split "
+    "variants controls chains ceilings families errors operands curves judge accuracy drafts pairs "
     "protocols results compare predictions training scaling style chart legend crossings "
     "plot_errors plot_overview plot_curves plot_halves plot_pipeline plot_routes "
     "plot_break_even plot_scaling plot trial prose tables costs sweeps verdicts standin runner "
