@@ -27,6 +27,13 @@ void lower_median(const double (*sum)[kStrip], int groups, double rows, int64_t 
   }
 }
 
+// The rows that come next, on their way to the cache: a row's piece is too short for a prefetcher.
+template <int Rows>
+void ask_for(const float* x, int64_t stride, int64_t count) {
+  for (int r = 0; r < Rows; ++r)
+    for (int64_t k = 0; k < count; k += 16) __builtin_prefetch(x + r * stride + k);
+}
+
 void strip(const BatchHalves& p, int64_t first, int64_t count) {
   const int groups = static_cast<int>(std::min<int64_t>(kGroups, p.B));
   const int64_t each = p.B / groups;
@@ -35,6 +42,8 @@ void strip(const BatchHalves& p, int64_t first, int64_t count) {
   for (int g = 0; g <= groups; ++g) {
     const float* from = x + g * each * p.x_stride;
     by_eight(g < groups ? each : p.B - groups * each, [&](auto rows, int64_t i) {
+      if (g < groups && i + 2 * rows.value <= each)
+        ask_for<rows.value>(from + (i + rows.value) * p.x_stride, p.x_stride, count);
       total_together<rows.value>(from + i * p.x_stride, p.x_stride, count,
                                  [&](int64_t k, auto total) { add(sum[g] + k, total); });
     });

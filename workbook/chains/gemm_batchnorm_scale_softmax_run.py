@@ -110,6 +110,12 @@ def train_arguments(model: nn.Module) -> tuple:
     return gemm.weight, gemm.bias, bn.weight, bn.bias, model.scale, bn.eps
 
 
+def _vectors(parameters: list[Tensor]) -> list[Tensor]:
+    """Each as one vector, adjacent; most are, and a view costs as much as a small kernel."""
+    return [v if v.dim() == 1 and v.is_contiguous() else v.reshape(-1).contiguous()
+            for v in parameters]  # fmt: skip
+
+
 def _run_batch_blocks(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
@@ -120,7 +126,7 @@ def _run_batch_blocks(
     half, c, mean_x = _centred(x, MEAN_ROWS if N > FEW else 0)
     rows, map_, var = half.size(0), x.new_empty((3, N)), x.new_empty(N)
     own = None if kept is None else x.new_empty((B, N))
-    vectors = [v.reshape(-1).contiguous() for v in vectors]
+    vectors = _vectors(vectors)
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
     product, blocks = gemm.short_chains(half), blocks_of(B, N)
     z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
@@ -135,7 +141,7 @@ def _run_batch_blocks(
         kept += own, c
     mean = z[B:].sum(0, dtype=torch.float64) if rows > B else torch.mv(weight.double(), mean_x)
     # its last rows are gone, the others stay where they are
-    return z.resize_(B, N), (mean + vectors[0]).float(), var
+    return z.resize_(B, N), torch.add(mean, vectors[0], out=torch.empty_like(var)), var
 
 
 def _run_batch(
@@ -145,7 +151,7 @@ def _run_batch(
     """multiply(x, c, weight) -> the product of (x - c) / 2; c is 0 where the user chose TF32."""
     weight, *vectors = parameters
     B, N = x.size(0), weight.size(0)
-    vectors = [v.reshape(-1).contiguous() for v in vectors]
+    vectors = _vectors(vectors)
     x, K = ops.adjacent(x), x.size(1)
     map_, mean, var, c = (x.new_empty(shape) for shape in ((3, N), (N,), (N,), (K,)))
     centred = precision.chosen_route() == "float32"
