@@ -3,7 +3,7 @@
 #   PYTHON=python3.12   the Python (3.11 or newer) that makes .venv
 #   VENV=system         use the running Python as it is: nothing is made, nothing is installed
 #   PIP_ARGS='...'      passed on to pip, for example to choose a build of torch
-#   WORKERS=4           how many processes share the tests (pytest-xdist); each needs about 1 GB
+#   WORKERS=4           how many processes share the tests (pytest-xdist)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +18,7 @@ WORKERS ?= 2
 say = @printf '\n== %s\n'
 
 # "$@" holds pytest's options for WORKERS processes, if xdist is there. Threads that wait then sleep:
-# more of them than cores, spinning, take three times as long.
+# where there are more of them than cores, those that spin keep others from working.
 shared = set --; $(RUN) -c 'import xdist' 2>/dev/null && set -- -n $(WORKERS) --dist worksteal; \
   OMP_WAIT_POLICY=passive
 

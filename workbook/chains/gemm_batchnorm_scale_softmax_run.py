@@ -111,7 +111,7 @@ def train_arguments(model: nn.Module) -> tuple:
 
 
 def _vectors(parameters: list[Tensor]) -> list[Tensor]:
-    """Each as one vector, adjacent; most are, and a view costs as much as a small kernel."""
+    """Each as one vector, adjacent; for most, which are, no op is called."""
     return [v if v.dim() == 1 and v.is_contiguous() else v.reshape(-1).contiguous()
             for v in parameters]  # fmt: skip
 
