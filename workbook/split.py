@@ -147,11 +147,21 @@ def _split(x: Tensor, columns: Tensor, centre: Tensor | None = None, both: bool 
 
 
 WHOLE, DIFFERENCE, MEAN = range(3)  # of rows of weights: what is split, as Fold of the kernel
-SLICES = 32  # of the rows: 8192 columns alone are 64 blocks, for 132 multiprocessors
+# Of a kernel's blocks of 128 columns and a slice of the rows: at least so many, of so many rows at
+# least. 132 multiprocessors hold half as many at a time.
+BLOCKS, ROWS_OF_A_SLICE = 1024, 16
 
 
-def _halved(weight: Tensor, fold: int, group: int) -> tuple[Halves, *tuple[Tensor, ...]]:
-    """(halves, mean, exact, sums) of weight (N, K), the last three empty but where they belong."""
+def _slices(rows: int, width: int) -> int:
+    across = -(-width // 128)
+    return max(1, min(max(32, -(-BLOCKS // across)), -(-rows // ROWS_OF_A_SLICE)))
+
+
+def _halved(
+    weight: Tensor, fold: int, group: int, bias: Tensor | None = None
+) -> tuple[Halves, *tuple[Tensor, ...]]:
+    """(halves, mean, exact, sums, shifts, total) of weight (N, K), and of the bias where there is
+    one; all but the halves empty where they do not belong."""
     weight = ops.adjacent(weight.detach())
     rows, width = weight.size(0) // group, weight.size(1)
     most = weight.new_empty(width + 1, dtype=torch.int32)
@@ -159,13 +169,16 @@ def _halved(weight: Tensor, fold: int, group: int) -> tuple[Halves, *tuple[Tenso
     hi, lo, exponents = _room(weight, rows)
     wide = {"dtype": torch.float64}
     mean, exact = (weight.new_empty((rows if fold == MEAN else 0, width), **d) for d in ({}, wide))
-    summed = fold == DIFFERENCE
-    partial = weight.new_empty((SLICES if summed else 0, width), **wide)
-    sums = weight.new_empty(width if summed else 0, **wide)
+    summed, slices = fold == DIFFERENCE, _slices(rows, width)
+    partial = weight.new_empty((slices if summed else 0, width), **wide)
+    sizes = (width, rows, 1) if summed else (0, 0, 0)
+    found = [weight.new_empty(size, **wide) for size in sizes]
+    bias = mean[:0, 0] if bias is None else bias.detach()[: 2 * rows].contiguous()
     _split_weights()(
-        weight, fold, group, SLICES, columns, most, exponents, hi, lo, mean, exact, partial, sums
-    )
-    return Halves(hi, lo, exponents, columns), mean, exact, sums
+        weight, bias, fold, group, slices, columns, most, exponents, hi, lo, mean, exact, partial,
+        *found,
+    )  # fmt: skip
+    return Halves(hi, lo, exponents, columns), mean, exact, *found
 
 
 def halved(weight: Tensor) -> Halves:
@@ -178,10 +191,11 @@ def halved_means(weight: Tensor, pool: int) -> tuple[Halves, Tensor, Tensor]:
     return _halved(weight, MEAN, pool)[:3]
 
 
-def halved_differences(weight: Tensor) -> tuple[Halves, Tensor]:
-    """(halves, sums), as of `sums.pair_difference` and of the differences, likewise."""
-    halves, _, _, sums = _halved(weight, DIFFERENCE, 2)
-    return halves, sums
+def halved_differences(weight: Tensor, bias: Tensor) -> tuple[Halves, Tensor, Tensor, Tensor]:
+    """(halves, sums, shifts, total) of weight (N, K) and bias (N): of the differences of pairs,
+    `sums.pair_difference`, halves and sums; those of the bias and its sum (), in float64."""
+    halves, _, _, summed, shifts, total = _halved(weight, DIFFERENCE, 2, bias)
+    return halves, summed, shifts, total[0]
 
 
 _kept = FoldCache()
@@ -231,11 +245,11 @@ def product(
     if not z.numel():
         return z
     none, both = (weight.hi[:0], weight.hi[:0], weight.exponents[:0]), products == 3
-    halves = none if way in ("raw", "floats") else _split(x, weight.columns, centre, both)[:3]
+    halves = none if way in ways.AS_IT_IS else _split(x, weight.columns, centre, both)[:3]
     w = none if way == "floats" else (weight.hi, weight.lo if both else none[1], weight.exponents)
     interval = 0 if way == "through" else promote // PANEL
     whole = x[:0] if whole is None else whole
-    _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
+    _split_product()(x, *halves, weight.columns, whole, *w, interval, way == "staged", z)
     return z
 
 

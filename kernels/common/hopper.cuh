@@ -47,6 +47,11 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
+// What this thread has written to shared memory is seen by products and the copy engine, after a barrier.
+__device__ __forceinline__ void fence_written() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // --- the copy engine -----------------------------------------------------------------------------
 
 // A box of a matrix that is stored by panels, or of a plain one, to shared memory; its bytes are
@@ -90,6 +95,12 @@ __device__ __forceinline__ void take_turn(int mine) {
 
 __device__ __forceinline__ void pass_turn(int whose) {
   asm volatile("bar.arrive %0, %1;" ::"r"(whose), "n"(2 * kWarpgroup) : "memory");
+}
+
+// All of one warpgroup, by the barrier of that number.
+template <int Barrier>
+__device__ __forceinline__ void meet_here() {
+  asm volatile("bar.sync %0, %1;" ::"n"(Barrier), "n"(kWarpgroup) : "memory");
 }
 
 // All of both, by the barrier of that number.
@@ -161,14 +172,22 @@ __device__ __forceinline__ void wait_products() {
 #define WB_SIXTEEN(d, i) WB_FOUR(d, i), WB_FOUR(d, i + 4), WB_FOUR(d, i + 8), WB_FOUR(d, i + 12)
 #define WB_64(d) WB_SIXTEEN(d, 0), WB_SIXTEEN(d, 16), WB_SIXTEEN(d, 32), WB_SIXTEEN(d, 48)
 
+#define WB_SHARED_PRODUCT(shape, types)                                                          \
+  asm volatile(                                                                                \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                         \
+      "wgmma.mma_async.sync.aligned." shape " " WB_SUMS "%64, %65, add, 1, 1" types ";\n}"      \
+      : WB_64(d)                                                                               \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+
 // sum (64, 128) <- A (64, 16) B (128, 16)^T + (add ? sum : 0), from shared memory. Of a thread are
 // sum[4 j + 2 r + c] at row 16 warp + lane / 4 + 8 r, column 8 j + lane % 4 * 2 + c.
 __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " WB_SUMS "%64, %65, add, 1, 1, 0, 0;\n}"
-      : WB_64(d)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  WB_SHARED_PRODUCT("m64n128k16.f32.f16.f16", ", 0, 0");
+}
+
+// The same of 8 floats of k, that were rounded to TF32 before: what is beyond is cut off.
+__device__ __forceinline__ void multiply_tf32(float (&d)[64], uint64_t a, uint64_t b, bool add) {
+  WB_SHARED_PRODUCT("m64n128k8.f32.tf32.tf32", "");
 }
 
 // The same with A from registers: of a thread a[r + 2 q] has row 16 warp + lane / 4 + 8 r, columns
@@ -183,15 +202,6 @@ __device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// The same of 8 floats of k, that were rounded to TF32 before: what is beyond is cut off.
-__device__ __forceinline__ void multiply_tf32(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " WB_SUMS "%64, %65, add, 1, 1;\n}"
-      : WB_64(d)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
-
 // sums (64, 256) <- A (64, 16) B (256, 16)^T + (add ? sums : 0), from shared memory; sums[h] has columns
 // 128 h and on.
 __device__ __forceinline__ void multiply(float (&d)[2][64], uint64_t a, uint64_t b, bool add) {
@@ -203,6 +213,7 @@ __device__ __forceinline__ void multiply(float (&d)[2][64], uint64_t a, uint64_t
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
+#undef WB_SHARED_PRODUCT
 #undef WB_64
 #undef WB_SIXTEEN
 #undef WB_FOUR

@@ -1,5 +1,6 @@
 // Launching a product of halves: the copy engine's view of the matrices, the grid, shared memory.
 #pragma once
+#include "dependent_launch.cuh"
 #include "split_gemm.cuh"
 
 namespace split_gemm {
@@ -72,8 +73,7 @@ cudaError_t launch_tiles(Operands& p, int64_t rows, int64_t columns, int parts, 
   const int64_t across = (columns + Way::Columns - 1) / Way::Columns;
   if (down * across > INT32_MAX || parts > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(down * across), static_cast<unsigned>(parts));
-  kernel<<<grid, kThreads, kShared, stream>>>(p, tail);
-  return cudaGetLastError();
+  return launch_dependent(kernel, grid, kThreads, kShared, stream, p, tail);
 }
 
 template <class Way, class Tail>
@@ -107,15 +107,16 @@ cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int p
   return launch<Way<256, kHalves, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
-// c: an exponent a column of x, padded to 64.
+// c: an exponent a column of x, padded to 64. staged: the first warpgroup splits x.
 template <int Products, class Tail>
-cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, int parts,
+cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, int parts, bool staged,
                    const Tail& tail, cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.c = c;
   if (!describe(p.x, x, K, kRows, false)) return cudaErrorInvalidValue;
-  return launch<Way<128, kRawX, Products>>(p, w, x.rows, parts, tail, stream);
+  return staged ? launch<Way<256, kStagedX, Products>>(p, w, x.rows, parts, tail, stream)
+                : launch<Way<128, kRawX, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
 // Both sides as they are, rounded to TF32 on their way.

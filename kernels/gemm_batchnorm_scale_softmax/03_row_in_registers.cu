@@ -5,6 +5,7 @@
 //   which hold 16384; a longer row goes by pieces of that, and is read again to be written.
 // Moves: z once, y once, 8 B N bytes; the map, 12 N bytes, from L1.
 // Against rung 2: a third of the bytes, and one reduction instead of two.
+#include "dependent_launch.cuh"
 #include "load_row.cuh"
 
 constexpr int kHeld = 32;                                               // floats a thread holds
@@ -12,6 +13,7 @@ constexpr int threads_of(int team) { return team < 128 ? 128 : team; }  // of a 
 
 template <int Team, int Width>
 __global__ void __launch_bounds__(threads_of(Team)) map_softmax_row_kernel(Tail p) {
+  wait_for_previous();
   const int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / Team;
   if (i >= p.B) return;  // whole warps; where a block is several teams, nobody waits in it
   const int64_t first = threadIdx.x % Team * Width;
@@ -42,8 +44,8 @@ cudaError_t launch_team(const Tail& p, cudaStream_t stream) {
   constexpr int kThreads = threads_of(Team), kTeams = kThreads / Team;
   if (p.B > INT32_MAX) return cudaErrorInvalidConfiguration;  // the grid's limit in x
   auto kernel = is_float4(p) ? map_softmax_row_kernel<Team, 4> : map_softmax_row_kernel<Team, 1>;
-  kernel<<<static_cast<unsigned>((p.B + kTeams - 1) / kTeams), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  const unsigned blocks = static_cast<unsigned>((p.B + kTeams - 1) / kTeams);
+  return launch_dependent(kernel, blocks, kThreads, 0, stream, p);
 }
 
 cudaError_t launch_rows(const Tail& p, cudaStream_t stream) {

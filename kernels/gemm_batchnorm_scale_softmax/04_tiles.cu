@@ -13,6 +13,7 @@ constexpr int kThreads = 128, kEach = kTile / kThreads;
 
 template <int Width, bool Finish>
 __global__ void __launch_bounds__(kThreads) map_softmax_tile_kernel(Tail p) {
+  wait_for_previous();
   static_assert(kEach % Width == 0, "whole loads");
   Partial* parts = reinterpret_cast<Partial*>(p.partial);
   for (int64_t job = blockIdx.x; job < p.B * p.tiles; job += gridDim.x) {
@@ -39,9 +40,10 @@ __global__ void __launch_bounds__(kThreads) map_softmax_tile_kernel(Tail p) {
 template <int Width>
 cudaError_t launch_tiles(const Tail& p, cudaStream_t stream) {
   const unsigned blocks = blocks_for(p.B * p.tiles);
-  map_softmax_tile_kernel<Width, false><<<blocks, kThreads, 0, stream>>>(p);
-  map_softmax_tile_kernel<Width, true><<<blocks, kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  const auto reduce = map_softmax_tile_kernel<Width, false>;
+  const auto write = map_softmax_tile_kernel<Width, true>;
+  const cudaError_t error = launch_dependent(reduce, blocks, kThreads, 0, stream, p);
+  return error != cudaSuccess ? error : launch_dependent(write, blocks, kThreads, 0, stream, p);
 }
 
 cudaError_t launch(const Tail& p, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 //   the slices: no atomics.
 // Moves: x once, 4 B K bytes; 8 K bytes a slice.
 #include "columns.cuh"
+#include "dependent_launch.cuh"
 #include "problem.h"
 
 // Rows [begin, end) of a slice: kSlices for each group, then one of what is left over.
@@ -18,6 +19,7 @@ __device__ __forceinline__ void rows_of(const Centre& p, int slice, int64_t& beg
 template <int Width>
 __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     batch_slices_kernel(Centre p) {
+  wait_for_previous();
   int64_t begin, end;
   rows_of(p, blockIdx.y, begin, end);
   double* partial = p.partial + blockIdx.y * p.K;
@@ -43,6 +45,7 @@ __device__ __forceinline__ float lower_median(float (&v)[kGroups], int count) {
 }
 
 __global__ void __launch_bounds__(kColumnThreads) batch_centre_kernel(Centre p) {
+  wait_for_previous();
   const int64_t k = blockIdx.x * static_cast<int64_t>(kColumnThreads) + threadIdx.x;
   if (k >= p.K) return;
   float means[kGroups];
@@ -64,8 +67,9 @@ cudaError_t launch(const Centre& p, cudaStream_t stream) {
   const int64_t blocks = column_blocks(p.K, wide);
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), p.groups * kCentreSlices + 1);
-  (wide ? batch_slices_kernel<4> : batch_slices_kernel<1>)<<<grid, kColumnThreads, 0, stream>>>(p);
+  const auto slices = wide ? batch_slices_kernel<4> : batch_slices_kernel<1>;
+  const cudaError_t error = launch_dependent(slices, grid, kColumnThreads, 0, stream, p);
+  if (error != cudaSuccess) return error;
   const unsigned last = static_cast<unsigned>((p.K + kColumnThreads - 1) / kColumnThreads);
-  batch_centre_kernel<<<last, kColumnThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(batch_centre_kernel, last, kColumnThreads, 0, stream, p);
 }

@@ -2,6 +2,7 @@
 //   mean[n] = sum_k W[n,k] total[k] / B + bias[n]; y = exp(t - m) / s does without it
 // Who owns what: a warp owns a feature.
 // Moves: W once, 4 N K bytes, beside the product's own reading. In double: the mean may be large.
+#include "dependent_launch.cuh"
 #include "load.cuh"
 #include "problem.h"
 #include "reduce.cuh"
@@ -10,6 +11,7 @@ constexpr int kFeatures = 8, kInFlight = 8;  // warps of a block; loads of a thr
 
 template <int Width>
 __global__ void __launch_bounds__(kFeatures* kWarp) batch_mean_kernel(Mean p) {
+  wait_for_previous();
   const int64_t n = blockIdx.x * static_cast<int64_t>(kFeatures) + threadIdx.x / kWarp;
   if (n >= p.N) return;  // a whole warp
   const int lane = threadIdx.x % kWarp;
@@ -35,6 +37,5 @@ cudaError_t launch(const Mean& p, cudaStream_t stream) {
   const int64_t blocks = (p.N + kFeatures - 1) / kFeatures;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;  // the grid's limit in x
   auto kernel = rows_are_float4(p.W, p.W_stride, p.K) ? batch_mean_kernel<4> : batch_mean_kernel<1>;
-  kernel<<<static_cast<unsigned>(blocks), kFeatures * kWarp, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(kernel, static_cast<unsigned>(blocks), kFeatures * kWarp, 0, stream, p);
 }

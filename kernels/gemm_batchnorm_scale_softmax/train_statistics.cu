@@ -4,6 +4,7 @@
 //   every 8th row; sums meet in shared memory, a second launch adds the slices: no atomics.
 // Moves: z once, 4 B N bytes; 16 N bytes a slice.
 // In double, from the first row on: no square overflows, and of equal rows the variance is 0.
+#include "dependent_launch.cuh"
 #include "load.cuh"
 #include "problem.h"
 
@@ -11,6 +12,7 @@ constexpr int kBatchThreads = 256, kLanes = 32, kRows = kBatchThreads / kLanes, 
 
 template <int Width>
 __global__ void __launch_bounds__(kBatchThreads) batch_sums_kernel(Statistics p) {
+  wait_for_previous();
   constexpr int kSums = 2 * Width;  // of the differences, then of their squares
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int64_t n = (blockIdx.x * static_cast<int64_t>(kLanes) + lane) * Width;
@@ -42,6 +44,7 @@ __global__ void __launch_bounds__(kBatchThreads) batch_sums_kernel(Statistics p)
 }
 
 __global__ void __launch_bounds__(kBatchThreads) batch_map_kernel(Statistics p) {
+  wait_for_previous();
   const int64_t n = blockIdx.x * static_cast<int64_t>(kBatchThreads) + threadIdx.x;
   double sum = 0, square = 0;
   for (int64_t slice = 0; n < p.N && slice < p.slices; ++slice) {
@@ -56,7 +59,9 @@ cudaError_t launch(const Statistics& p, cudaStream_t stream) {
   const int64_t features = kLanes * (wide ? 4 : 1), blocks = (p.N + features - 1) / features;
   if (blocks > INT32_MAX || p.slices > 65535) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.slices));
-  (wide ? batch_sums_kernel<4> : batch_sums_kernel<1>)<<<grid, kBatchThreads, 0, stream>>>(p);
-  batch_map_kernel<<<static_cast<unsigned>(p.N / kBatchThreads + 1), kBatchThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  const auto sums = wide ? batch_sums_kernel<4> : batch_sums_kernel<1>;
+  const cudaError_t error = launch_dependent(sums, grid, kBatchThreads, 0, stream, p);
+  if (error != cudaSuccess) return error;
+  const unsigned last = static_cast<unsigned>(p.N / kBatchThreads + 1);
+  return launch_dependent(batch_map_kernel, last, kBatchThreads, 0, stream, p);
 }

@@ -6,6 +6,7 @@
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
 // Against rung 4: the error is the answer's own rounding. A large batch with many groups goes
 //   without: there it would cost a tenth of the product, and the largest of many is far from 0.
+#include "dependent_launch.cuh"
 #include "parts.cuh"
 #include "reduce.cuh"
 constexpr int kManyGroups = 256, kNowhere = 0x7fffffff;
@@ -17,6 +18,7 @@ __global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolCh
   __shared__ float best, winner;
   __shared__ int place;
   __shared__ double scratch[Threads / kWarp];
+  wait_for_previous();
   const bool dips = p.scale < 0;
   const int64_t i = blockIdx.x, start = threadIdx.x * Width, step = Threads * Width;
   float u[Width];
@@ -52,8 +54,7 @@ cudaError_t launch_threads(const PoolChain& p, cudaStream_t stream) {
                     rows_are_float4(p.x, p.x_stride, p.K);
   const auto kernel = wide ? parts_winner_gelu_scale_kernel<Threads, 4>
                            : parts_winner_gelu_scale_kernel<Threads, 1>;
-  kernel<<<static_cast<unsigned>(p.B), Threads, 0, stream>>>(p, again);
-  return cudaGetLastError();
+  return launch_dependent(kernel, static_cast<unsigned>(p.B), Threads, 0, stream, p, again);
 }
 
 cudaError_t launch(const PoolChain& p, cudaStream_t stream) {

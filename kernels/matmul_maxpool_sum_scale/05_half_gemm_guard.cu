@@ -5,6 +5,7 @@
 // Moves: x and g once, 4 B (K + N / 2) bytes, much of them in L2; w_sum 8 K bytes a row, from L2.
 // Flags a row where sum_m |g[i,m]|, which the product has rounded, exceeds limit |A + B|.
 // Against rung 4: half of the operations and of the weights' bytes, and no z.
+#include "dependent_launch.cuh"
 #include "guard.cuh"
 #include "load.cuh"
 #include "problem.h"
@@ -15,6 +16,7 @@ constexpr int kThreads = 512;
 template <int WideX, int WideG>  // floats a load: 4 where the alignment allows it, else 1
 __global__ void __launch_bounds__(kThreads) half_maxpool_sum_scale_kernel(Pooled p) {
   __shared__ double scratch[2][kThreads / kWarp];
+  wait_for_previous();
   const int64_t i = blockIdx.x;
   const float *x = p.x + i * p.x_stride, *g = p.g + i * p.M;
   double sum = 0, size = 0;
@@ -48,7 +50,7 @@ cudaError_t launch(const Pooled& p, cudaStream_t stream) {
   auto kernel =
       wide_x ? (wide_g ? half_maxpool_sum_scale_kernel<4, 4> : half_maxpool_sum_scale_kernel<4, 1>)
              : (wide_g ? half_maxpool_sum_scale_kernel<1, 4> : half_maxpool_sum_scale_kernel<1, 1>);
-  kernel<<<static_cast<unsigned>(p.B), kThreads, 0, stream>>>(p);
-  const cudaError_t error = cudaGetLastError();
+  const unsigned blocks = static_cast<unsigned>(p.B);
+  const cudaError_t error = launch_dependent(kernel, blocks, kThreads, 0, stream, p);
   return error != cudaSuccess || p.M == 0 ? error : launch_guard(p, stream);
 }

@@ -6,6 +6,7 @@
 // The block that ends last adds the parts of all blocks, in a fixed order.
 // Moves: W (4 N K bytes) for every 32 flagged rows.
 #pragma once
+#include "dependent_launch.cuh"
 #include "problem.h"
 #include "reduce.cuh"
 
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(kGuardThreads) guard_maxpool_sum_scale_kernel(
   __shared__ int rows[kSpan], counts[kGuardThreads / kWarp];
   __shared__ int64_t row[kGuardRows];
   __shared__ bool is_last;
+  wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t feature = blockIdx.x * kGuardFeatures, mine = feature + lane * kMine;
   bool any = false;
@@ -128,6 +130,6 @@ __global__ void __launch_bounds__(kGuardThreads) guard_maxpool_sum_scale_kernel(
 inline cudaError_t launch_guard(const Pooled& p, cudaStream_t stream) {
   const int64_t blocks = (2 * p.M + kGuardFeatures - 1) / kGuardFeatures;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  guard_maxpool_sum_scale_kernel<<<static_cast<unsigned>(blocks), kGuardThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(guard_maxpool_sum_scale_kernel, static_cast<unsigned>(blocks),
+                          kGuardThreads, 0, stream, p);
 }

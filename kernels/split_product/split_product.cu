@@ -1,7 +1,8 @@
 // The product itself, without a tail: z goes to memory. The main loop is in common/split_gemm.cuh.
-// Who owns what: a block owns 128 x 256 outputs, or 128 x 128, over one part of k; parts are added by who reads z.
-// Moves: xh, xl, wh, wl once from memory, 4 K (B + N) bytes, half of it for one product; z once,
-//   4 B N bytes a part.
+// Who owns what: a block owns 128 x 256 outputs, or 128 x 128, over one part of k; parts are added by
+//   who reads z.
+// Moves: once from memory, x as halves or as it is, 4 B K bytes, and W's halves, 4 N K, both half of it
+//   for one product of halves; or x and W as they are; z once, 4 B N bytes a part.
 #include "split_launch.cuh"
 #include "split_product.h"
 
@@ -67,7 +68,8 @@ static cudaError_t launch_halves(const SplitProduct& p, const Store& tail, cudaS
   const split_gemm::Halves w{p.wh, p.wl, p.f, p.N};
   const int parts = static_cast<int>(p.parts), promote = static_cast<int>(p.promote);
   if (p.xh == nullptr)
-    return split_gemm::launch<Products>({p.x, p.B, p.x_stride}, p.c, w, p.K, parts, tail, stream);
+    return split_gemm::launch<Products>({p.x, p.B, p.x_stride}, p.c, w, p.K, parts, p.staged, tail,
+                                        stream);
   const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
   return split_gemm::launch<Products>(x, w, p.K, parts, promote, tail, stream);
 }

@@ -1,5 +1,6 @@
 // z[part,i,n] = 2^(e[i] + f[n]) sum_{k of part} (xh wl + xl wh + xh wh)[k], or of xh wh alone, from
-// matrices that were split in two halves each. The header knows neither torch nor Hopper's instructions.
+// matrices that were split in two halves each; or of x W as they are, rounded to TF32. The header knows
+// neither torch nor Hopper's instructions.
 #pragma once
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -19,6 +20,7 @@ struct SplitProduct {
   // Of 64 of k, what a tensor core accumulates: 1; more, of three products, to be measured; 0, of one
   // product of a split x: all of k.
   int64_t promote;
+  bool staged;  // of x as it is, split where: by the warpgroup that asks for panels, not by who multiplies
 };
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream);

@@ -3,6 +3,7 @@
 //   a centre: they walk the row for its exponent, and again to split it, from registers, or from L1, L2
 //   and memory where it is longer.
 // Moves: x once, and as many bytes of halves as float32 has; half of these without lo.
+#include "dependent_launch.cuh"
 #include "halves.cuh"
 #include "reduce.cuh"
 #include "split_rows.h"
@@ -35,6 +36,7 @@ __device__ __forceinline__ void take_centred(float (&v)[Width], const float* row
 
 template <int Threads, int Floats, int Width>
 __global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kernel(SplitRows p) {
+  wait_for_previous();
   constexpr int kHeld = Floats / Width;  // loads of a thread that stay
   constexpr int kStep = Threads * Width, kAtOnce = kStep * kHeld;
   const float* row = p.x + blockIdx.x * p.x_stride;
@@ -91,8 +93,7 @@ __global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kerne
 template <int Threads, int Floats, int Width>
 static cudaError_t launch_team(const SplitRows& p, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(p.rows);
-  split_rows_kernel<Threads, Floats, Width><<<blocks, Threads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_dependent(split_rows_kernel<Threads, Floats, Width>, blocks, Threads, 0, stream, p);
 }
 
 cudaError_t launch(const SplitRows& p, cudaStream_t stream) {

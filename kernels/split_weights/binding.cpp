@@ -6,11 +6,12 @@ namespace {
 
 // Of V (rows, K), which `fold` makes of W (at least rows group, K): columns (width), most (K + 1),
 // e (rows), hi, lo (2 pairs, rows rounded up to 8, 32). Of means also these, mean (rows, K) in float
-// and exact in double; of differences the sums (K) of W's columns, partial (slices, K) is scratch.
-// Others are empty.
-void run(const wb::Tensor& W, int64_t fold, int64_t group, int64_t slices, wb::Tensor& columns,
-         wb::Tensor& most, wb::Tensor& e, wb::Tensor& hi, wb::Tensor& lo, wb::Tensor& mean,
-         wb::Tensor& exact, wb::Tensor& partial, wb::Tensor& sums) {
+// and exact in double; of differences the sums (K) of W's columns, partial (slices, K) is scratch, and of
+// the bias (2 rows) shifts (rows) and its total (1). Others are empty.
+void run(const wb::Tensor& W, const wb::Tensor& bias, int64_t fold, int64_t group, int64_t slices,
+         wb::Tensor& columns, wb::Tensor& most, wb::Tensor& e, wb::Tensor& hi, wb::Tensor& lo,
+         wb::Tensor& mean, wb::Tensor& exact, wb::Tensor& partial, wb::Tensor& sums,
+         wb::Tensor& shifts, wb::Tensor& total) {
   wb::expect_rows(W, "W");
   const int64_t K = W.size(1), rows = e.size(0), pairs = (K + 63) / 64;
   WB_CHECK(fold >= kWhole && fold <= kMean, "fold: got ", fold, "; wants 0, 1 or 2");
@@ -31,8 +32,12 @@ void run(const wb::Tensor& W, int64_t fold, int64_t group, int64_t slices, wb::T
   if (fold == kDifference) {
     wb::expect(partial, "partial", wb::Double, {slices, K});
     wb::expect(sums, "sums", wb::Double, {K});
+    wb::expect(bias, "bias", wb::Float, {2 * rows});
+    wb::expect(shifts, "shifts", wb::Double, {rows});
+    wb::expect(total, "total", wb::Double, {1});
   }
-  for (const wb::Tensor* other : {&columns, &most, &e, &hi, &lo, &mean, &exact, &partial, &sums})
+  for (const wb::Tensor* other : {&bias, &columns, &most, &e, &hi, &lo, &mean, &exact, &partial,
+                                  &sums, &shifts, &total})
     wb::expect_same_device(W, "W", *other, "one of the others");
   SplitWeights p{};
   p.W = W.const_data_ptr<float>();
@@ -45,6 +50,9 @@ void run(const wb::Tensor& W, int64_t fold, int64_t group, int64_t slices, wb::T
   p.mean_exact = exact.mutable_data_ptr<double>();
   p.partial = partial.mutable_data_ptr<double>();
   p.s = sums.mutable_data_ptr<double>();
+  p.bias = bias.const_data_ptr<float>();
+  p.shift = shifts.mutable_data_ptr<double>();
+  p.total = total.mutable_data_ptr<double>();
   p.rows = rows;
   p.K = K;
   p.width = 64 * pairs;
@@ -57,9 +65,10 @@ void run(const wb::Tensor& W, int64_t fold, int64_t group, int64_t slices, wb::T
 }
 
 WB_REGISTER(
-    "run(Tensor W, int fold, int group, int slices, Tensor(a!) columns, Tensor(b!) most,"
-    " Tensor(c!) e, Tensor(d!) hi, Tensor(e!) lo, Tensor(f!) mean, Tensor(g!) exact,"
-    " Tensor(h!) partial, Tensor(i!) sums) -> ()",
+    "run(Tensor W, Tensor bias, int fold, int group, int slices, Tensor(a!) columns,"
+    " Tensor(b!) most, Tensor(c!) e, Tensor(d!) hi, Tensor(e!) lo, Tensor(f!) mean,"
+    " Tensor(g!) exact, Tensor(h!) partial, Tensor(i!) sums, Tensor(j!) shifts,"
+    " Tensor(k!) total) -> ()",
     run)
 
 }  // namespace

@@ -4,6 +4,7 @@
 //   give(p, row, k, v), finish(p, first): what a fold writes beside the halves
 #pragma once
 #include "columns.cuh"
+#include "reduce.cuh"
 #include "split_weights.h"
 
 template <int Width>
@@ -21,6 +22,20 @@ struct WholeRows {
                                        const Number (&)[Width]) {}
   __device__ __forceinline__ void finish(const SplitWeights&, int64_t) {}
 };
+
+// Differences of pairs of the bias, and its sum, by a block.
+__device__ __forceinline__ void fold_bias(const SplitWeights& p) {
+  __shared__ double scratch[kColumnWarps];
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t m = threadIdx.x; m < p.rows; m += kColumnThreads) {
+    const double even = __ldg(p.bias + 2 * m), odd = __ldg(p.bias + 2 * m + 1);
+    p.shift[m] = even - odd;
+    sum += even + odd;
+  }
+  sum = block_sum<kColumnThreads>(sum, scratch);
+  if (threadIdx.x == 0) *p.total = sum;
+}
 
 // Rounded to float; beside it the sums of W's columns over a slice, in double.
 template <int Width>
@@ -51,6 +66,7 @@ struct Differences {
   __device__ __forceinline__ void finish(const SplitWeights& p, int64_t first) {
     double* partial = p.partial + blockIdx.y * p.K;
     give_columns<Width>(sum, p.K, first, [&](int64_t k, double total) { partial[k] = total; });
+    if (blockIdx.x == 0 && blockIdx.y == 0) fold_bias(p);
   }
 };
 

@@ -1,9 +1,11 @@
 // Splitting weights in halves while they are read, and folded.
 // Who owns what: a block owns 32 lanes of 4 columns in a slice of V's rows, its 8 warps every 8th row
-//   (columns.cuh). Before, exponents: of columns, a block 128 of them in some rows; of rows, some
-//   warps one of them, each in some columns. Behind, a block owns a row at a time: it returns at once, or
-//   splits again.
+//   (columns.cuh). Before, exponents: of columns, a block 128 of them in some rows; of rows, a warp
+//   some of them, each in some columns. All of a sample is asked for at once: these two wait for memory.
+//   Behind, a block adds sums of slices, of 32 columns at a time; then it owns a row at a time: it
+//   returns at once, or splits again.
 // Moves: W once, and a hundredth or so for the samples; as many bytes of halves as V has in float.
+#include "dependent_launch.cuh"
 #include "halves.cuh"
 #include "reduce.cuh"
 #include "sources.cuh"
@@ -13,9 +15,10 @@ constexpr int kSampled = 128;    // rows of W in which columns' exponents are lo
 constexpr int kSampleTop = 10;   // exponent of the largest that a row's sample has, split
 constexpr int kBeyond = 6;       // a column's numbers may exceed their sample by 2^kBeyond
 constexpr int kNothing = -1000;  // exponent of a row whose sample is zeros: any other number exceeds it
+constexpr int kSampleThreads = 1024;  // a warp for every sampled row of columns, or a few
 constexpr int kAgainThreads = 256, kAgainBlocks = 1024;
 
-// Warps that sample a row of V, 256 columns in all.
+// Of a row of V, 256 columns in all are sampled, in so many pieces.
 template <int Width>
 constexpr int kPiecesOfRow = 256 / (kWarp * Width);
 
@@ -26,63 +29,76 @@ __device__ __forceinline__ int above(int most) {
 }
 
 template <template <int> class Source, int Width>
-__global__ void __launch_bounds__(kColumnThreads)
+__global__ void __launch_bounds__(kSampleThreads)
     column_exponents_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
+  constexpr int kWarps = kSampleThreads / kWarp;
+  __shared__ int scratch[kWarps][kWarp * Width];
+  wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   const int64_t sampled = max(int64_t{8}, kSampled / p.group), step = (p.rows + sampled - 1) / sampled;
   int top[Width];
   for (int j = 0; j < Width; ++j) top[j] = kNoExponent;
   Rows source;
-  for (int64_t row = warp * step; row < p.rows && k < p.K;
-       row += kColumnWarps * Rows::kAtOnce * step) {
+  for (int64_t row = warp * step; row < p.rows && k < p.K; row += kWarps * Rows::kAtOnce * step) {
     typename Rows::Number v[Rows::kAtOnce][Width];
-    source.take(v, p, row, kColumnWarps * step, p.rows, k);
+    source.take(v, p, row, kWarps * step, p.rows, k);
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u)
 #pragma unroll
       for (int j = 0; j < Width; ++j) top[j] = max(top[j], exponent_of(v[u][j]));
   }
-  __shared__ int scratch[kColumnWarps][kWarp * Width];
   for (int j = 0; j < Width; ++j) scratch[warp][lane * Width + j] = top[j];
   __syncthreads();
-  for (int at = threadIdx.x; at < kWarp * Width && first + at < p.width; at += kColumnThreads) {
+  const int at = threadIdx.x;
+  if (at < kWarp * Width && first + at < p.width) {
     int most = kNoExponent;
-    for (int w = 0; w < kColumnWarps; ++w) most = max(most, scratch[w][at]);
+    for (int w = 0; w < kWarps; ++w) most = max(most, scratch[w][at]);
     if (first + at < p.K) p.most[first + at] = most;
     p.c[first + at] = static_cast<int8_t>(first + at < p.K ? above(most) : 0);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) p.most[p.K] = 0;
 }
 
+// A warp has kAtOnce rows.
 template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kColumnThreads)
     row_exponents_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   constexpr int kPieces = kPiecesOfRow<Width>, kSpan = kWarp * Width;
-  __shared__ int scratch[kColumnWarps];
+  wait_for_previous();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t row = blockIdx.x * int64_t{kColumnWarps / kPieces} + warp / kPieces;
+  const int64_t row = (blockIdx.x * int64_t{kColumnWarps} + warp) * Rows::kAtOnce;
   const int64_t apart = max(int64_t{kSpan}, p.K / kPieces / 4 * 4);
-  const int64_t k = warp % kPieces * apart + lane * Width;
-  int top = kNoExponent;
-  if (row < p.rows && k < p.K) {
-    Rows source;
-    typename Rows::Number v[Rows::kAtOnce][Width];
-    source.take(v, p, row, 1, row + 1, k);
-    int c[Width];
-    take<Width>(c, p.c + k);
+  if (row >= p.rows) return;
+  Rows source;
+  typename Rows::Number v[kPieces][Rows::kAtOnce][Width];
 #pragma unroll
-    for (int j = 0; j < Width; ++j)
-      if (const int exponent = exponent_of(v[0][j]); exponent != kNoExponent)
-        top = max(top, exponent - c[j]);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int64_t k = piece * apart + lane * Width;
+    source.take(v[piece], p, row, 1, k < p.K ? p.rows : 0, k);
   }
-  scratch[warp] = __reduce_max_sync(kFullWarp, top);
-  __syncthreads();
-  if (warp % kPieces != 0 || lane != 0 || row >= p.rows) return;
-  for (int piece = 0; piece < kPieces; ++piece) top = max(top, scratch[warp + piece]);
-  p.e[row] = top == kNoExponent ? kNothing : top - kSampleTop;
+  int top[Rows::kAtOnce];
+  for (int u = 0; u < Rows::kAtOnce; ++u) top[u] = kNoExponent;
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int64_t k = piece * apart + lane * Width;
+    int c[Width] = {};
+    if (k < p.K) take<Width>(c, p.c + k);
+#pragma unroll
+    for (int u = 0; u < Rows::kAtOnce; ++u)
+#pragma unroll
+      for (int j = 0; j < Width; ++j)
+        if (const int exponent = exponent_of(v[piece][u][j]); exponent != kNoExponent)
+          top[u] = max(top[u], exponent - c[j]);
+  }
+#pragma unroll
+  for (int u = 0; u < Rows::kAtOnce; ++u) {
+    const int most = __reduce_max_sync(kFullWarp, top[u]);
+    if (lane == 0 && row + u < p.rows)
+      p.e[row + u] = most == kNoExponent ? kNothing : most - kSampleTop;
+  }
 }
 
 // Of the columns of a thread: notes the exponents that exceed their columns'. By an integer maximum,
@@ -109,6 +125,7 @@ template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     split_weights_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
+  wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   const int64_t each = (p.rows + p.slices - 1) / p.slices, begin = blockIdx.y * each + warp;
@@ -142,10 +159,31 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
   source.finish(p, first);
 }
 
+// s <- the sums of the slices, in a fixed order: a warp adds every eighth of them.
+__device__ __forceinline__ void add_slices(const SplitWeights& p) {
+  constexpr int kWarps = kAgainThreads / kWarp;
+  __shared__ double scratch[kWarps][kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int64_t first = blockIdx.x * int64_t{kWarp}; first < p.K; first += gridDim.x * int64_t{kWarp}) {
+    const int64_t k = first + lane;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t slice = warp; slice < p.slices; slice += kWarps)
+      sum += k < p.K ? p.partial[slice * p.K + k] : 0.0;
+    scratch[warp][lane] = sum;
+    __syncthreads();
+    for (int w = 1; w < kWarps && warp == 0; ++w) sum += scratch[w][lane];
+    if (warp == 0 && k < p.K) p.s[k] = sum;
+    __syncthreads();  // before the next columns
+  }
+}
+
 template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kAgainThreads)
     split_again_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
+  wait_for_previous();
+  if (p.fold == kDifference) add_slices(p);
   if (p.most[p.K] == 0) return;
   __shared__ int scratch[kAgainThreads / kWarp];
   const int start = threadIdx.x * Width, lane = threadIdx.x % kWarp;
@@ -183,19 +221,23 @@ __global__ void __launch_bounds__(kAgainThreads)
 template <template <int> class Source, int Width>
 static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   const int64_t across = (p.width + kColumnsOfBlock<Width> - 1) / kColumnsOfBlock<Width>;
-  constexpr int kRowsOfBlock = kColumnWarps / kPiecesOfRow<Width>;
+  constexpr int kRowsOfBlock = kColumnWarps * Source<Width>::kAtOnce;
   const int64_t down = (p.rows + kRowsOfBlock - 1) / kRowsOfBlock;
   if (across > INT32_MAX || p.rows > INT32_MAX || p.slices > 65535)
     return cudaErrorInvalidConfiguration;
   const dim3 columns(static_cast<unsigned>(across)), rows(static_cast<unsigned>(down));
   const dim3 tiles(columns.x, static_cast<unsigned>(p.slices));
   const dim3 again(static_cast<unsigned>(min(p.rows, int64_t{kAgainBlocks})));
-  column_exponents_kernel<Source, Width><<<columns, kColumnThreads, 0, stream>>>(p);
-  row_exponents_kernel<Source, Width><<<rows, kColumnThreads, 0, stream>>>(p);
-  split_weights_kernel<Source, Width><<<tiles, kColumnThreads, 0, stream>>>(p);
-  split_again_kernel<Source, Width><<<again, kAgainThreads, 0, stream>>>(p);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return p.fold == kDifference ? launch_sums(p.partial, p.s, p.slices, p.K, stream) : cudaSuccess;
+  const auto launch = [&](auto kernel, dim3 grid, int threads) {
+    return launch_dependent(kernel, grid, threads, 0, stream, p);
+  };
+  for (const cudaError_t error :
+       {launch(column_exponents_kernel<Source, Width>, columns, kSampleThreads),
+        launch(row_exponents_kernel<Source, Width>, rows, kColumnThreads),
+        launch(split_weights_kernel<Source, Width>, tiles, kColumnThreads),
+        launch(split_again_kernel<Source, Width>, again, kAgainThreads)})
+    if (error != cudaSuccess) return error;
+  return cudaSuccess;
 }
 
 template <int Width>
@@ -209,9 +251,10 @@ static cudaError_t launch_width(const SplitWeights& p, cudaStream_t stream) {
 
 // Of no rows: columns' exponents and sums are 0.
 static cudaError_t launch_nothing(const SplitWeights& p, cudaStream_t stream) {
-  const cudaError_t error = cudaMemsetAsync(p.c, 0, p.width, stream);
+  cudaError_t error = cudaMemsetAsync(p.c, 0, p.width, stream);
   if (error != cudaSuccess || p.fold != kDifference) return error;
-  return cudaMemsetAsync(p.s, 0, p.K * sizeof(double), stream);
+  error = cudaMemsetAsync(p.total, 0, sizeof(double), stream);
+  return error != cudaSuccess ? error : cudaMemsetAsync(p.s, 0, p.K * sizeof(double), stream);
 }
 
 cudaError_t launch(const SplitWeights& p, cudaStream_t stream) {

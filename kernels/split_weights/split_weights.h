@@ -26,6 +26,8 @@ struct SplitWeights {
   float* mean;          // (rows, K), of kMean: in float
   double* mean_exact;   // and in double
   double *partial, *s;  // (slices, K) and (K), of kDifference: the sums of W's columns
+  const float* bias;    // (2 rows), of kDifference, and of it
+  double *shift, *total;  // (rows), b[2r] - b[2r + 1], and (1), its sum
   int64_t rows, K, width, stride, group, slices;
   Fold fold;
 };

@@ -109,9 +109,8 @@ def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> 
     """(halves of D, four tensors, c (M,), w_sum (K,), b_sum ()); `fold` where nothing is halved."""
     if pool != 2 or not running.is_folded(weight, pool):
         return fold(dtype, weight, bias, pool)
-    even = bias[: bias.size(0) // 2 * 2].double()  # the pool drops a feature that is left over
-    halves, w_sum = split.halved_differences(weight)
-    return *halves, (even[0::2] - even[1::2]).to(dtype), w_sum.to(dtype), even.sum().to(dtype)
+    halves, w_sum, shifts, b_sum = split.halved_differences(weight, bias)
+    return *halves, shifts.to(dtype), w_sum.to(dtype), b_sum.to(dtype)
 
 
 def plain(
