@@ -216,7 +216,7 @@ def padded(shape: tuple[int, int], seed: int) -> Tensor:
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw", "staged"])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_product(shape, way):
     B, K, N = shape
@@ -253,7 +253,7 @@ OF_TF32 = 2.0**-11 * math.sqrt(2 / 3)
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "through", "raw", "staged", "floats"])
+@pytest.mark.parametrize("way", ["split", "through", "raw", "floats"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_product(shape, way):
     """By the his alone, promoted or not, or as they are: in TF32's accuracy, and no better, or it
@@ -339,7 +339,7 @@ def test_one_product_through_all_of_k_drifts_and_a_promoted_one_does_not():
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw", "staged"])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("family", ["rows", "columns", "against each other", "mean"])
 def test_product_of_families(family, way):
     x, W = drawn((200, 1500), 5), drawn((300, 1500), 6)
@@ -362,7 +362,7 @@ def test_control_without_equalised_columns_a_family_is_lost():
     powers = torch.exp2(torch.randint(-20, 21, (1500,), generator=torch.manual_seed(0)).float())
     x, W = (x * powers).cuda(), (W / powers).cuda()
     none = torch.zeros(1536, dtype=torch.int8, device="cuda")
-    for way in ("split", "raw", "staged"):
+    for way in ("split", "raw"):
         z = split.product(x, split._split(W, none), way=way).sum(0)
         assert relative(z, x, W) > 1e-3
 
@@ -370,16 +370,7 @@ def test_control_without_equalised_columns_a_family_is_lost():
 @on_hopper
 @pytest.mark.parametrize(
     ("way", "products"),
-    [
-        ("split", 3),
-        ("raw", 3),
-        ("staged", 3),
-        ("split", 1),
-        ("through", 1),
-        ("raw", 1),
-        ("staged", 1),
-        ("floats", 1),
-    ],
+    [("split", 3), ("raw", 3), ("split", 1), ("through", 1), ("raw", 1), ("floats", 1)],
 )
 def test_repeats_are_bit_identical(way, products):
     x, W = drawn((300, 2000), 7).cuda(), drawn((700, 2000), 8).cuda()
@@ -393,7 +384,7 @@ def test_repeats_are_bit_identical(way, products):
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw", "staged"])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_stays_alone(value, way):
     x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
@@ -406,7 +397,7 @@ def test_a_row_that_is_not_finite_stays_alone(value, way):
 
 
 @on_hopper
-@pytest.mark.parametrize("way", ["split", "raw", "staged"])
+@pytest.mark.parametrize("way", ["split", "raw"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_row_of_weights_that_is_not_finite_is_taken_as_it_is(value, way):
     x, W = drawn((140, 500), 9).cuda().abs() + 0.1, drawn((300, 500), 10).cuda()
@@ -635,6 +626,6 @@ def test_huge_and_tiny_rows_and_weights(power):
     x, W = drawn((140, 500), 9).cuda(), drawn((300, 500), 10).cuda()
     z = split.product(x, split.halved(W), way="raw").sum(0)
     for a, b in ((2.0**power, 1.0), (1.0, 2.0**power)):
-        for way in ("split", "raw", "staged"):
+        for way in ("split", "raw"):
             y = split.product(x * a, split.halved(W * b), way=way).sum(0)
             torch.testing.assert_close(y.double(), z.double() * 2.0**power, rtol=1e-5, atol=1e-42)

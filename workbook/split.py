@@ -147,14 +147,14 @@ def _split(x: Tensor, columns: Tensor, centre: Tensor | None = None, both: bool 
 
 
 WHOLE, DIFFERENCE, MEAN = range(3)  # of rows of weights: what is split, as Fold of the kernel
-# Of a kernel's blocks of 128 columns and a slice of the rows: at least so many, of so many rows at
-# least. 132 multiprocessors hold half as many at a time.
-BLOCKS, ROWS_OF_A_SLICE = 1024, 16
+# Of a kernel's blocks of 128 columns and a slice of the rows: so many if 132 multiprocessors hold
+# all of them at once, more of many columns; of so many rows at least.
+BLOCKS, SLICES, ROWS_OF_A_SLICE = 396, 32, 16
 
 
 def _slices(rows: int, width: int) -> int:
     across = -(-width // 128)
-    return max(1, min(max(32, -(-BLOCKS // across)), -(-rows // ROWS_OF_A_SLICE)))
+    return max(1, min(max(SLICES, BLOCKS // across), -(-rows // ROWS_OF_A_SLICE)))
 
 
 def _halved(
@@ -245,11 +245,11 @@ def product(
     if not z.numel():
         return z
     none, both = (weight.hi[:0], weight.hi[:0], weight.exponents[:0]), products == 3
-    halves = none if way in ways.AS_IT_IS else _split(x, weight.columns, centre, both)[:3]
+    halves = none if way in ("raw", "floats") else _split(x, weight.columns, centre, both)[:3]
     w = none if way == "floats" else (weight.hi, weight.lo if both else none[1], weight.exponents)
     interval = 0 if way == "through" else promote // PANEL
     whole = x[:0] if whole is None else whole
-    _split_product()(x, *halves, weight.columns, whole, *w, interval, way == "staged", z)
+    _split_product()(x, *halves, weight.columns, whole, *w, interval, z)
     return z
 
 

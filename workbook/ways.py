@@ -8,7 +8,6 @@ wins. Those of `through` are of an earlier form of its loop.
     split   by halves, x split before by a kernel of its own
     through the same by one product that is accumulated over all of k, where that will do
     raw     by halves, x split where it is multiplied
-    staged  by halves, x split where it is copied to shared memory
     floats  x and W as they are, rounded to TF32 on their way: on that route, where W is at hand
 """
 
@@ -38,15 +37,12 @@ TILES = {  # rows and columns of a block's
     "split": (128, 256),
     "through": (128, 256),
     "raw": (128, 128),
-    "staged": (128, 256),
     "floats": (128, 128),
 }
-AS_IT_IS = ("raw", "staged", "floats")  # x is read as it is: one kernel alone
 SAID = {
     "split": "x split before",
     "through": "x split before",
     "raw": "x split on the way",
-    "staged": "x split on the way, once",
     "floats": "x and W as they are",
 }
 PAIRS_OF_A_PART = 4  # at least: chosen, not measured
@@ -56,12 +52,10 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("torch", "float32"): (11.3, 18.26, 1.119, 1.979, 1.167),
     ("split", "float32"): (7.243, 2.325, 2.087, 4.827, 0.496),
     ("raw", "float32"): (4.289, 1.396, 4.485, 0.5987),
-    ("staged", "float32"): (4.3, 2.1, 5.0, 0.6),
     ("torch", "tf32"): (8.24, 1.885, 0.7455, 0.2042, 0.8001),
     ("split", "tf32"): (6.227, 2.062, 0.8952, 6.439, 0.3036),
     ("through", "tf32"): (7.4, 2.269, 0.7037, 8.03, 0.07126),
     ("raw", "tf32"): (5.25, 0.9651, 3.204, 0.4227),
-    ("staged", "tf32"): (5.25, 1.4, 3.3, 0.4227),
     ("floats", "tf32"): (2.721, 0.721, 3.785, 1.18),
 }
 # In the halves' recorded times is a sum over the parts, which tails do themselves: a launch, and
@@ -94,7 +88,7 @@ def counts(way: str, rows: int, columns: int, outputs: int, processors: int) -> 
     tiles, parts = cut(rows, columns, outputs, processors, way)
     waves, pairs = -(-tiles * parts // processors), -(-columns // PANEL // parts)
     loop = float(waves * pairs), float(waves)
-    if way in AS_IT_IS:
+    if way in ("raw", "floats"):
         return 1.0, *loop, max(0.0, both - MEANWHILE * loop[0])
     return 1.0, x, *loop, parts * rows * outputs / 1e6
 
@@ -138,8 +132,7 @@ def ours(route: str, whole: bool, through: bool, raw: bool = True) -> tuple[str,
     multiplied as it is, and W: their rows start at 16 bytes, and x has no centre.
     """
     tf32 = route == "tf32"
-    names = (("through", tf32 and through), ("raw", raw), ("staged", raw),
-             ("floats", tf32 and raw and whole))  # fmt: skip
+    names = ("through", tf32 and through), ("raw", raw), ("floats", tf32 and raw and whole)
     return "split", *(name for name, can in names if can)
 
 
@@ -148,8 +141,7 @@ def fastest(
 ) -> str:
     """Of some ways the fastest; of two that are as fast the one that launches one kernel."""
     shape = rows, columns, outputs, processors
-
-    def time(way: str) -> float:
-        return predicted_us(way, route, *shape) * (FASTER if way in AS_IT_IS else 1.0)
-
-    return min(can, key=time)
+    alone = {"raw", "floats"}
+    return min(
+        can, key=lambda way: predicted_us(way, route, *shape) * (FASTER if way in alone else 1.0)
+    )

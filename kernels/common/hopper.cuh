@@ -47,11 +47,6 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
-// What this thread has written to shared memory is seen by products and the copy engine, after a barrier.
-__device__ __forceinline__ void fence_written() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // --- the copy engine -----------------------------------------------------------------------------
 
 // A box of a matrix that is stored by panels, or of a plain one, to shared memory; its bytes are
@@ -95,12 +90,6 @@ __device__ __forceinline__ void take_turn(int mine) {
 
 __device__ __forceinline__ void pass_turn(int whose) {
   asm volatile("bar.arrive %0, %1;" ::"r"(whose), "n"(2 * kWarpgroup) : "memory");
-}
-
-// All of one warpgroup, by the barrier of that number.
-template <int Barrier>
-__device__ __forceinline__ void meet_here() {
-  asm volatile("bar.sync %0, %1;" ::"n"(Barrier), "n"(kWarpgroup) : "memory");
 }
 
 // All of both, by the barrier of that number.

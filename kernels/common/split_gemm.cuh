@@ -11,18 +11,16 @@
 //   copy engine for panels of 32 of k, some stages ahead. Two warpgroups own 64 rows each and
 //   multiply. Where they promote they do so 128 columns at a time, and take turns: while one promotes,
 //   waits and begins again, the other's products run.
-// Four ways. Split: xh, xl were made before, with an exponent a row. Raw and staged: x as it is, with an
-//   exponent for each row and 64 of k, and no walk over x before. Raw: each thread splits what it
-//   multiplies, which costs registers (128 columns, not 256) and time between its products. Staged: the
-//   first warpgroup splits x into shared memory. Floats, for TF32's accuracy: x and W as they are,
-//   rounded to 11 bits by the copy engine; no exponents, nothing is split, at half of the rate and
-//   twice W's bytes.
+// Three ways. Split: xh, xl were made before, with an exponent a row. Raw: x as it is; each thread splits
+//   what it multiplies, with an exponent for each row and 64 of k, which costs registers (128 columns,
+//   not 256) and no walk over x. Floats, for TF32's accuracy: x and W as they are, rounded to 11 bits
+//   by the copy engine; no exponents, nothing is split, at half of the rate and twice W's bytes.
 // Moves: of L2, for each of k, a block reads 512 + 4 Columns bytes for three products, 256 + 2 Columns
-//   for one (512 + 2 Columns with x as it is), 512 + 4 Columns of floats. Blocks with the same columns
-//   run side by side, so that W comes from memory once.
+//   for one (512 + 2 Columns with a raw x), 512 + 4 Columns of floats. Blocks with the same columns run
+//   side by side, so that W comes from memory once.
 #pragma once
 #include "dependent_launch.cuh"
-#include "split_staged.cuh"
+#include "split_sides.cuh"
 
 namespace split_gemm {
 
@@ -56,54 +54,28 @@ __device__ __forceinline__ Place place_of(const Operands& p) {
   return {row * kRows, column * Way::Columns, first, last - first};
 }
 
-// One thread: W's panel i, as soon as all that read what stood in its stage are done with it.
-template <class Way>
-__device__ __forceinline__ uint64_t* copy_weights(Shared<Way>& shared, const Operands& p,
-                                                  const Place& at, int i) {
-  Stage<Way>& stage = shared.stages[i % Shared<Way>::kStages];
-  const int panel = 2 * at.first + i, column = at.column / kLong;
-  uint64_t* full = shared.ring.take(i, Way::Staged ? sizeof(stage.w) : sizeof(stage));
-  if constexpr (Way::Floats) {
-    hopper::load_box(stage.w, p.wh, panel * kPanel, at.column, full);
-  } else {
-    if constexpr (Way::Products == 3) hopper::load_box(stage.w[1], p.wl, 0, column, panel, full);
-    hopper::load_box(stage.w[0], p.wh, 0, column, panel, full);
-  }
-  return full;
-}
-
-// One thread of the block: fills stage after stage.
+// One thread of the block: fills stage after stage, as soon as all that read it are done with it.
 template <class Way>
 __device__ __forceinline__ void copy_panels(Shared<Way>& shared, const Operands& p,
                                             const Place& at) {
-  const int row = at.row / kLong;
+  constexpr bool kBoth = Way::Products == 3;
+  const int row = at.row / kLong, column = at.column / kLong;
   for (int i = 0; i < 2 * at.pairs; ++i) {
     const int panel = 2 * at.first + i;
     Stage<Way>& stage = shared.stages[i % Shared<Way>::kStages];
-    uint64_t* full = copy_weights(shared, p, at, i);
+    uint64_t* full = shared.ring.take(i, sizeof(stage));
     if constexpr (Way::Raw || Way::Floats) {
       hopper::load_box(stage.x, p.x, panel * kPanel, at.row, full);
     } else {
       hopper::load_box(stage.x[0], p.x, 0, row, panel, full);
-      if constexpr (Way::Products == 3) hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
+      if constexpr (kBoth) hopper::load_box(stage.x[1], p.xl, 0, row, panel, full);
     }
-  }
-}
-
-// By the first warpgroup.
-template <class Way>
-__device__ __forceinline__ void fill_stages(Shared<Way>& shared, const Operands& p,
-                                            const Place& at) {
-  if constexpr (Way::Staged) {
-    stage_panels(
-        shared, p.c + at.first * 2 * kPanel, at.pairs,
-        [&](int i, void* to, uint64_t* full) {
-          hopper::expect(full, sizeof(shared.staging.x[0]));
-          hopper::load_box(to, p.x, (2 * at.first + i) * kPanel, at.row, full);
-        },
-        [&](int i) { copy_weights(shared, p, at, i); });
-  } else {
-    if (threadIdx.x == 0) copy_panels<Way>(shared, p, at);
+    if constexpr (Way::Floats) {
+      hopper::load_box(stage.w, p.wh, panel * kPanel, at.column, full);
+    } else {
+      if constexpr (kBoth) hopper::load_box(stage.w[1], p.wl, 0, column, panel, full);
+      hopper::load_box(stage.w[0], p.wh, 0, column, panel, full);
+    }
   }
 }
 
@@ -135,12 +107,12 @@ __device__ __forceinline__ void multiply_pair(float (&part)[64], const Rows<Way>
 }
 
 // sums (64, Columns) <- this warpgroup's outputs, without the exponents of rows and columns, promoted;
-// those of rows that have their own go to shared memory.
+// those of raw rows go to shared memory.
 template <class Way>
 __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& shared,
                                                   const Operands& p, const Place& at) {
   constexpr int kStages = Shared<Way>::kStages, kTurns = Way::Columns / kWide;
-  constexpr bool kIsLong = kTurns == 1 && !Way::Own;  // what is not promoted stays in the one `part`
+  constexpr bool kIsLong = kTurns == 1 && !Way::Raw;  // what is not promoted stays in the one `part`
   const int mine = threadIdx.x / hopper::kWarpgroup, lane = threadIdx.x % 32;
   if (mine == 2) hopper::pass_turn(1);
 #pragma unroll
@@ -158,7 +130,6 @@ __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& 
     shared.ring.wait_pair(i);
     const Rows<Way> x(shared, s, mine, of_k);
     of_k = ahead(i + 1);
-    x.rebase(sums, base);
 #pragma unroll
     for (int h = 0; h < kTurns; ++h) {
       const bool add = kIsLong && i % p.promote > 0;
@@ -168,7 +139,7 @@ __device__ __forceinline__ void multiply_by_turns(Sums<Way>& sums, Shared<Way>& 
     }
   }
   const int row = (threadIdx.x / 32 - 4) * 16 + Rows<Way>::row_of_eight(lane / 4);
-  if (Way::Own && lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
+  if (Way::Raw && lane % 4 == 0) shared.e[row] = base[0], shared.e[row + 8] = base[1];
 }
 
 // sums <- or += the products of a panel, for this warpgroup's rows from `first` on.
@@ -220,7 +191,7 @@ __device__ __forceinline__ void take_exponents(Shared<Way>& shared, const Operan
   const int t = threadIdx.x - hopper::kWarpgroup;
   if (Way::Floats) return;
   if (t < Way::Columns) shared.f[t] = at.column + t < p.N ? p.f[at.column + t] : 0;
-  if (t < kRows && !Way::Own) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
+  if (t < kRows && !Way::Raw) shared.e[t] = at.row + t < p.B ? p.e[at.row + t] : 0;
 }
 
 // True for all that multiplied where exponents of the tile are so small that the sum of two is one, too.
@@ -271,18 +242,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared<Way>& shared = reinterpret_cast<Shared<Way>&>(memory);
   const Place at = place_of<Way>(p);
   if (threadIdx.x == 0) {
-    shared.ring.init(1 + (Way::Staged ? hopper::kWarpgroup / 32 : 0));
-    if constexpr (Way::Staged)
-      for (uint64_t& full : shared.staged.full) hopper::init(&full, 1);
+    shared.ring.init();
     hopper::fence_init();
   }
   wait_for_previous();
   __syncthreads();
   if (threadIdx.x < hopper::kWarpgroup) {
-    hopper::give_registers<Way::kFiller>();
-    fill_stages<Way>(shared, p, at);
+    hopper::give_registers<40>();
+    if (threadIdx.x == 0) copy_panels<Way>(shared, p, at);
   } else {
-    hopper::take_registers<Way::kMultiplier>();
+    hopper::take_registers<232>();
     take_exponents(shared, p, at);
     float sums[Way::Columns / kWide][64];
     if constexpr (Way::Through)

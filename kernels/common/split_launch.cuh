@@ -107,16 +107,15 @@ cudaError_t launch(const Halves& x, const Halves& w, int64_t K, int parts, int p
   return launch<Way<256, kHalves, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
-// c: an exponent a column of x, padded to 64. staged: the first warpgroup splits x.
+// c: an exponent a column of x, padded to 64.
 template <int Products, class Tail>
-cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, int parts, bool staged,
+cudaError_t launch(const Raw& x, const int8_t* c, const Halves& w, int64_t K, int parts,
                    const Tail& tail, cudaStream_t stream) {
   if (encoder() == nullptr) return cudaErrorNotSupported;
   Operands p = {};
   p.pairs = pairs_of(K), p.c = c;
   if (!describe(p.x, x, K, kRows, false)) return cudaErrorInvalidValue;
-  return staged ? launch<Way<256, kStagedX, Products>>(p, w, x.rows, parts, tail, stream)
-                : launch<Way<128, kRawX, Products>>(p, w, x.rows, parts, tail, stream);
+  return launch<Way<128, kRawX, Products>>(p, w, x.rows, parts, tail, stream);
 }
 
 // Both sides as they are, rounded to TF32 on their way.

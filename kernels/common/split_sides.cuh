@@ -1,6 +1,5 @@
 // What a block multiplies and where it stands in shared memory: panels of 32 of k, in a ring. The left
-// side of a product of halves: x split before; or raw, and split by who multiplies it, or by the
-// warpgroup that asks for the panels (split_staged.cuh).
+// side of a product of halves: x split before, or raw, and split by who multiplies it.
 #pragma once
 #include "exponent.cuh"
 #include "hopper.cuh"
@@ -14,24 +13,18 @@ constexpr int kTop = 14;      // exponent of the largest of 64 after a raw row i
 constexpr int kApart = 60;    // of exponents, from which on a sum is written with the larger one
 constexpr int kNoBase = -1024;  // of a sum to which nothing was added yet
 
-// x and W: as halves; x as it is, W as halves, and who multiplies splits x, or the first warpgroup;
-// both as they are, but for TF32's rounding.
-enum Form { kHalves, kRawX, kStagedX, kFloats };
+// x and W: as halves; x as it is, W as halves; both as they are, but for TF32's rounding.
+enum Form { kHalves, kRawX, kFloats };
 
 // What is multiplied, and in how many products: 3, or 1, of the his alone. Through: tensor cores
 // accumulate over all of k.
 template <int Columns_, Form Form_, int Products_, bool Through_ = false>
 struct Way {
   static constexpr int Columns = Columns_, Products = Products_;
-  static constexpr bool Raw = Form_ == kRawX, Staged = Form_ == kStagedX, Floats = Form_ == kFloats;
-  static constexpr bool Through = Through_;
-  static constexpr bool Own = Raw || Staged;  // exponents: for each row and 64 of k its own
-  // Registers of a thread that fills stages, and of one that multiplies; of all as many as 168 each.
-  static constexpr int kFiller = !Staged ? 40 : Products == 3 ? 56 : 72;
-  static constexpr int kMultiplier = (168 * (1 + kMultipliers) - kFiller) / kMultipliers;
+  static constexpr bool Raw = Form_ == kRawX, Floats = Form_ == kFloats, Through = Through_;
   static_assert(Columns % kWide == 0 && (!Raw || Columns == kWide), "registers for a raw x");
   static_assert(Products == 1 || Products == 3, "xh wh alone, or xh wl + xl wh before it");
-  static_assert(!Through || (Products == 1 && !Own), "one exponent a row, and no promotion");
+  static_assert(!Through || (Products == 1 && !Raw), "one exponent a row, and no promotion");
   static_assert(!Through || Columns == (Floats ? 128 : 256), "what one instruction multiplies");
   static_assert(!Floats || Through, "TF32 has one product");
 };
@@ -41,22 +34,16 @@ template <int Places>
 struct Ring {
   uint64_t full[Places], empty[Places];
 
-  // fillers: the thread that asks the copy engine, and warps that write beside it.
-  __device__ __forceinline__ void init(int fillers) {
+  __device__ __forceinline__ void init() {
     for (int s = 0; s < Places; ++s) {
-      hopper::init(&full[s], fillers);
+      hopper::init(&full[s], 1);
       hopper::init(&empty[s], kMultipliers * hopper::kWarpgroup / 32);  // warps
     }
   }
 
-  // Waits until all are done with what stands there.
-  __device__ __forceinline__ void wait_empty(int i) {
-    hopper::wait(&empty[i % Places], (i / Places + 1) % 2);
-  }
-
-  // By the one thread that asks for bytes, when the place is empty.
+  // By the one thread that fills them: waits until all are done with what stands there.
   __device__ __forceinline__ uint64_t* take(int i, int bytes) {
-    wait_empty(i);
+    hopper::wait(&empty[i % Places], (i / Places + 1) % 2);
     hopper::expect(&full[i % Places], bytes);
     return &full[i % Places];
   }
@@ -87,100 +74,18 @@ struct Stage<Way, true> {
   float x[kRows][kPanel], w[Way::Columns][kPanel];
 };
 
-// Of x as it is, where the first warpgroup splits it: panels, and for each pair of stages the exponents.
-template <class Way, bool = Way::Staged>
-struct Staging {
-  static constexpr int kPlaces = 0;
-};
-
-template <class Way>
-struct Staging<Way, true> {
-  static constexpr int kPlaces = Way::Products == 3 ? 2 : 4;
-  float x[kPlaces][kRows][kPanel];
-};
-
-template <class Way, int Stages, bool = Way::Staged>
-struct Staged {};
-
-template <class Way, int Stages>
-struct Staged<Way, Stages, true> {
-  float raise[2][2 * kPanel];       // powers of two of the columns, for two pairs in turn
-  uint64_t full[Staging<Way>::kPlaces];
-  int16_t top[Stages / 2][kRows];  // exponents of the rows
-};
-
 template <class Way>
 struct Shared {
-  static constexpr int kRoom = Way::Staged ? (224 << 10) - sizeof(Staging<Way>) : 192 << 10;
-  static constexpr int kStages = kRoom / sizeof(Stage<Way>) / 2 * 2;
+  static constexpr int kStages = (192 << 10) / sizeof(Stage<Way>);
   Stage<Way> stages[kStages];
-  Staging<Way> staging;
-  Staged<Way, kStages> staged;
   Ring<kStages> ring;
   int e[kRows], f[Way::Columns];  // exponents of the tile's rows and columns
-  static_assert(sizeof(Stage<Way>) % 1024 == 0, "swizzles repeat");
+  static_assert(kStages % 2 == 0 && sizeof(Stage<Way>) % 1024 == 0, "in pairs; swizzles repeat");
 };
 
-// hi and, of three products, lo <- v by; two halves each.
+// Split before: it stays in shared memory.
 template <class Way>
-__device__ __forceinline__ void split_two(uint32_t& hi, uint32_t& lo, const float (&v)[2], float by) {
-  const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
-  hi = reinterpret_cast<const uint32_t&>(high);
-  if constexpr (Way::Products == 3) {
-    const float2 back = __half22float2(high);
-    const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
-    lo = reinterpret_cast<const uint32_t&>(low);
-  }
-}
-
-// The exponent of a row whose largest number is `most`: 2^-exponent has to be a number; for zeros and
-// infinities it is no matter which.
-__device__ __forceinline__ int exponent_of_largest(float most) {
-  return max((__float_as_int(most) >> 23) - 127 - kTop, -126);
-}
-
-// Two rows of a thread, 8 apart, with an exponent each for these 64 of k: sum 2^base += part 2^top.
-struct OwnExponents {
-  int top[2];
-
-  // base follows where it is left far behind.
-  template <int Turns>
-  __device__ __forceinline__ void rebase(float (&sums)[Turns][64], int (&base)[2]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (top[r] <= base[r] + kApart) continue;
-      const float down = raised(1.f, base[r] - top[r]);
-      base[r] = top[r];
-#pragma unroll
-      for (int h = 0; h < Turns; ++h)
-#pragma unroll
-        for (int j = 0; j < 32; ++j) sums[h][j / 2 * 4 + j % 2 + 2 * r] *= down;
-    }
-  }
-
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
-                                          const int (&base)[2]) const {
-    const float scale[2] = {raised(1.f, top[0] - base[0]), raised(1.f, top[1] - base[1])};
-#pragma unroll
-    for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
-  }
-};
-
-// One exponent a row, for all of k.
-struct SameExponents {
-  template <int Turns>
-  __device__ __forceinline__ void rebase(float (&)[Turns][64], int (&)[2]) const {}
-
-  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
-                                          const int (&)[2]) const {
-#pragma unroll
-    for (int j = 0; j < 64; ++j) sum[j] += part[j];
-  }
-};
-
-// Split when it is multiplied: it stays in shared memory.
-template <class Way>
-struct SplitRows : std::conditional_t<Way::Staged, OwnExponents, SameExponents> {
+struct SplitRows {
   struct Ahead {};  // nothing is read before the panels are there
   const Stage<Way>* pair;
   int first;  // of this warpgroup's rows
@@ -189,13 +94,7 @@ struct SplitRows : std::conditional_t<Way::Staged, OwnExponents, SameExponents> 
   static __device__ __forceinline__ Ahead ahead(const int8_t*) { return {}; }
 
   __device__ __forceinline__ SplitRows(Shared<Way>& shared, int stage, int mine, const Ahead&)
-      : pair(shared.stages + stage), first((mine - 1) * 64) {
-    if constexpr (Way::Staged) {
-      const int row = first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) this->top[r] = shared.staged.top[stage / 2][row + 8 * r];
-    }
-  }
+      : pair(shared.stages + stage), first((mine - 1) * 64) {}
 
   template <int Part>  // 0: hi, 1: lo
   __device__ __forceinline__ void multiply(float (&part)[64], int panel,
@@ -205,16 +104,23 @@ struct SplitRows : std::conditional_t<Way::Staged, OwnExponents, SameExponents> 
     for (int k = 0; k < kPanel / kStep; ++k)
       hopper::multiply(part, a + k * hopper::kNext, b + k * hopper::kNext, add || k > 0);
   }
+
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] += part[j];
+  }
 };
 
 // Raw: a thread holds, of two rows that are 8 apart, what the products ask of it, split. An x 2^c
 // beyond float becomes infinite: x W^T is then beyond it too, or within a factor of 2.
 template <class Way>
-struct RawRows : OwnExponents {
+struct RawRows {
   struct Ahead {
     char2 c[4][2];  // exponents of this thread's columns: [step of 16 of k][eight of it]
   };
   uint32_t hi[4][4], lo[4][4];  // [step of 16 of k][row + 2 (second 8 of k)], two halves each
+  int top[2];                   // exponents of the rows, for these 64 of k
 
   // Which of eight rows of x the i-th of a product is: even ones first, so that the four that half a
   // warp reads at once stand in different banks.
@@ -259,13 +165,25 @@ struct RawRows : OwnExponents {
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
-      top[r] = exponent_of_largest(most[r]);
+      // 2^-top has to be a number; for zeros and infinities it is no matter which
+      top[r] = max((__float_as_int(most[r]) >> 23) - 127 - kTop, -126);
       by[r] = power_of_two(-top[r]);
     }
 #pragma unroll
     for (int s = 0; s < 4; ++s)
 #pragma unroll
-      for (int a = 0; a < 4; ++a) split_two<Way>(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
+      for (int a = 0; a < 4; ++a) split_two(hi[s][a], lo[s][a], v[s][a], by[a % 2]);
+  }
+
+  static __device__ __forceinline__ void split_two(uint32_t& hi, uint32_t& lo, const float (&v)[2],
+                                               float by) {
+    const half2 high = __floats2half2_rn(v[0] * by, v[1] * by);
+    hi = reinterpret_cast<const uint32_t&>(high);
+    if constexpr (Way::Products == 3) {
+      const float2 back = __half22float2(high);
+      const half2 low = __floats2half2_rn(fmaf(v[0], by, -back.x), fmaf(v[1], by, -back.y));
+      lo = reinterpret_cast<const uint32_t&>(low);
+    }
   }
 
   template <int Part>
@@ -276,6 +194,24 @@ struct RawRows : OwnExponents {
     for (int k = 0; k < kPanel / kStep; ++k)
       hopper::multiply(part, Part ? lo[2 * panel + k] : hi[2 * panel + k], b + k * hopper::kNext,
                        add || k > 0);
+  }
+
+  // sum 2^base += part 2^top; base follows where it is left far behind.
+  __device__ __forceinline__ void promote(float (&sum)[64], const float (&part)[64],
+                                          int (&base)[2]) const {
+    float scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (top[r] > base[r] + kApart) {
+        const float down = raised(1.f, base[r] - top[r]);
+        base[r] = top[r];
+#pragma unroll
+        for (int j = 0; j < 32; ++j) sum[j / 2 * 4 + j % 2 + 2 * r] *= down;
+      }
+      scale[r] = raised(1.f, top[r] - base[r]);
+    }
+#pragma unroll
+    for (int j = 0; j < 64; ++j) sum[j] = fmaf(part[j], scale[j / 2 % 2], sum[j]);
   }
 };
 

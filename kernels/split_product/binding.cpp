@@ -45,14 +45,14 @@ void read_shapes(SplitProduct& p, const Tensor& x, const Tensor& W, const Tensor
 }
 
 // z (parts, B, N), whose sum over the parts is x W^T, from their halves and exponents; with an empty
-// wl (and xl) from the his alone. With an empty xh, x (B, K) is split on the way, its columns raised by
-// c; staged: by the warpgroup that asks for it, else by who multiplies it. W (N, K) itself is for rows of W that are not finite, which go into the first part
+// wl (and xl) from the his alone. With an empty xh, x (B, K) is split where it is multiplied, its columns
+// raised by c. W (N, K) itself is for rows of W that are not finite, which go into the first part
 // whole; with an empty one no such row is looked for. With an empty wh, too, x and W are multiplied as
 // they are, rounded to TF32. promote: of 64 of k, what is accumulated before it is rounded to nearest;
 // more than 1 for a split x and both halves alone, 0 for all of k, for a split x and one product alone.
 void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, const Tensor& c,
          const Tensor& W, const Tensor& wh, const Tensor& wl, const Tensor& f, int64_t promote,
-         bool staged, Tensor& z) {
+         Tensor& z) {
   SplitProduct p{};
   read_shapes(p, x, W, f, z);
   const bool both = wl.numel() > 0;
@@ -75,11 +75,10 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
     expect_rows_at_16_bytes(W, "W");
   }
   p.z = z.mutable_data_ptr<float>();
-  p.promote = promote, p.staged = staged;
+  p.promote = promote;
   const bool may = p.xl != nullptr ? promote > 1 : promote == 0 && p.xh != nullptr && !both;
   WB_CHECK(promote == 1 || may, "promote: got ", promote,
            "; wants 1, more with a split x and both halves, or 0 with a split x and one");
-  WB_CHECK(!staged || (p.xh == nullptr && p.wh != nullptr), "staged: wants x as it is, W in halves");
   if (z.numel() == 0) return;
   const wb::OnDevice on(x);
   wb::check(launch(p, on.stream), "split product");
@@ -87,7 +86,7 @@ void run(const Tensor& x, const Tensor& xh, const Tensor& xl, const Tensor& e, c
 
 WB_REGISTER(
     "run(Tensor x, Tensor xh, Tensor xl, Tensor e, Tensor c, Tensor W, Tensor wh, Tensor wl,"
-    " Tensor f, int promote, bool staged, Tensor(a!) z) -> ()",
+    " Tensor f, int promote, Tensor(a!) z) -> ()",
     run)
 
 }  // namespace

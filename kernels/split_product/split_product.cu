@@ -68,8 +68,7 @@ static cudaError_t launch_halves(const SplitProduct& p, const Store& tail, cudaS
   const split_gemm::Halves w{p.wh, p.wl, p.f, p.N};
   const int parts = static_cast<int>(p.parts), promote = static_cast<int>(p.promote);
   if (p.xh == nullptr)
-    return split_gemm::launch<Products>({p.x, p.B, p.x_stride}, p.c, w, p.K, parts, p.staged, tail,
-                                        stream);
+    return split_gemm::launch<Products>({p.x, p.B, p.x_stride}, p.c, w, p.K, parts, tail, stream);
   const split_gemm::Halves x{p.xh, p.xl, p.e, p.B};
   return split_gemm::launch<Products>(x, w, p.K, parts, promote, tail, stream);
 }

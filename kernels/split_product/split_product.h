@@ -20,7 +20,6 @@ struct SplitProduct {
   // Of 64 of k, what a tensor core accumulates: 1; more, of three products, to be measured; 0, of one
   // product of a split x: all of k.
   int64_t promote;
-  bool staged;  // of x as it is, split where: by the warpgroup that asks for panels, not by who multiplies
 };
 
 cudaError_t launch(const SplitProduct& p, cudaStream_t stream);

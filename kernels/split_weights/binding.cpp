@@ -36,8 +36,9 @@ void run(const wb::Tensor& W, const wb::Tensor& bias, int64_t fold, int64_t grou
     wb::expect(shifts, "shifts", wb::Double, {rows});
     wb::expect(total, "total", wb::Double, {1});
   }
-  for (const wb::Tensor* other : {&bias, &columns, &most, &e, &hi, &lo, &mean, &exact, &partial,
-                                  &sums, &shifts, &total})
+  wb::expect_same_device(W, "W", bias, "bias");
+  for (const wb::Tensor* other :
+       {&columns, &most, &e, &hi, &lo, &mean, &exact, &partial, &sums, &shifts, &total})
     wb::expect_same_device(W, "W", *other, "one of the others");
   SplitWeights p{};
   p.W = W.const_data_ptr<float>();

@@ -16,11 +16,13 @@ constexpr int kSampleTop = 10;   // exponent of the largest that a row's sample 
 constexpr int kBeyond = 6;       // a column's numbers may exceed their sample by 2^kBeyond
 constexpr int kNothing = -1000;  // exponent of a row whose sample is zeros: any other number exceeds it
 constexpr int kSampleThreads = 1024;  // a warp for every sampled row of columns, or a few
+constexpr int kSplitBlocks = 3;  // of a processor, at least: registers for what is in flight
 constexpr int kAgainThreads = 256, kAgainBlocks = 1024;
 
-// Of a row of V, 256 columns in all are sampled, in so many pieces.
+// Of a row of V, 256 columns in all are sampled, in so many pieces; of a shorter row half of them.
 template <int Width>
 constexpr int kPiecesOfRow = 256 / (kWarp * Width);
+constexpr int kLongRow = 4096;
 
 // The exponent above `most`, that of the largest number: within [-126, 126], so that powers of two are
 // ordinary numbers.
@@ -43,7 +45,9 @@ __global__ void __launch_bounds__(kSampleThreads)
   Rows source;
   for (int64_t row = warp * step; row < p.rows && k < p.K; row += kWarps * Rows::kAtOnce * step) {
     typename Rows::Number v[Rows::kAtOnce][Width];
-    source.take(v, p, row, kWarps * step, p.rows, k);
+    typename Rows::Asked asked;
+    source.ask(asked, p, row, kWarps * step, p.rows, k);
+    source.make(v, asked);
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u)
 #pragma unroll
@@ -61,24 +65,28 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) p.most[p.K] = 0;
 }
 
-// A warp has kAtOnce rows.
+// A warp has kAtOnce rows. They are asked for before the columns' exponents are there: what was before
+// that launch has ended.
 template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kColumnThreads)
     row_exponents_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   constexpr int kPieces = kPiecesOfRow<Width>, kSpan = kWarp * Width;
-  wait_for_previous();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t row = (blockIdx.x * int64_t{kColumnWarps} + warp) * Rows::kAtOnce;
   const int64_t apart = max(int64_t{kSpan}, p.K / kPieces / 4 * 4);
-  if (row >= p.rows) return;
+  const int pieces = p.K < kLongRow ? kPieces / 2 : kPieces;
   Rows source;
   typename Rows::Number v[kPieces][Rows::kAtOnce][Width];
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const int64_t k = piece * apart + lane * Width;
-    source.take(v[piece], p, row, 1, k < p.K ? p.rows : 0, k);
+    typename Rows::Asked asked;
+    source.ask(asked, p, row, 1, piece < pieces && k < p.K ? p.rows : 0, k);
+    source.make(v[piece], asked);
   }
+  wait_for_previous();
+  if (row >= p.rows) return;
   int top[Rows::kAtOnce];
   for (int u = 0; u < Rows::kAtOnce; ++u) top[u] = kNoExponent;
 #pragma unroll
@@ -110,7 +118,9 @@ __device__ __noinline__ void note_beyond(const SplitWeights& p, int64_t begin, i
   for (int64_t row = begin; row < end; row += kColumnWarps) {
     Rows source;
     typename Rows::Number v[Rows::kAtOnce][Width];
-    source.take(v, p, row, 1, row + 1, k);
+    typename Rows::Asked asked;
+    source.ask(asked, p, row, 1, row + 1, k);
+    source.make(v, asked);
     for (int j = 0; j < Width; ++j) {
       const int exponent = exponent_of(v[0][j]);
       if (exponent == kNoExponent || exponent - p.c[k + j] < kBeyond) continue;
@@ -122,25 +132,31 @@ __device__ __noinline__ void note_beyond(const SplitWeights& p, int64_t begin, i
 }
 
 template <template <int> class Source, int Width>
-__global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
+__global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
     split_weights_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
-  const int64_t each = (p.rows + p.slices - 1) / p.slices, begin = blockIdx.y * each + warp;
-  const int64_t end = min(blockIdx.y * each + each, p.rows);
+  // rows and a step beyond fit in an int: the launcher has looked
+  const int each = static_cast<int>((p.rows + p.slices - 1) / p.slices);
+  const int begin = static_cast<int>(blockIdx.y) * each + warp;
+  const int end = min(static_cast<int>(blockIdx.y) * each + each, static_cast<int>(p.rows));
   const bool inside = k < p.K;
   int c[Width] = {};
   if (inside) take<Width>(c, p.c + k);
   bool beyond = false;
+  constexpr int kStep = kColumnWarps * Rows::kAtOnce;
   Rows source;
-  for (int64_t row = begin; row < end && k < p.width; row += kColumnWarps * Rows::kAtOnce) {
+  typename Rows::Asked asked;
+  source.ask(asked, p, begin, kColumnWarps, inside ? end : 0, k);
+  for (int row = begin; row < end && k < p.width; row += kStep) {
     typename Rows::Number v[Rows::kAtOnce][Width];
-    source.take(v, p, row, kColumnWarps, inside ? end : 0, k);
+    source.make(v, asked);
+    source.ask(asked, p, row + kStep, kColumnWarps, inside ? end : 0, k);  // in flight meanwhile
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u) {
-      const int64_t r = row + u * kColumnWarps;
+      const int r = row + u * kColumnWarps;
       if (r >= end) break;
       const int e = p.e[r];
       int s[Width];
@@ -150,8 +166,7 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
         const int exponent = exponent_of(v[u][j]), most = min(kBeyond - 1, kTop + e);
         beyond |= (exponent != kNoExponent && exponent - c[j] > most) || v[u][j] - v[u][j] != 0;
       }
-      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), static_cast<int>(r), k), v[u],
-                         s);
+      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u], s);
       if (inside) source.give(p, r, k, v[u]);
     }
   }
@@ -179,12 +194,13 @@ __device__ __forceinline__ void add_slices(const SplitWeights& p) {
 }
 
 template <template <int> class Source, int Width>
-__global__ void __launch_bounds__(kAgainThreads)
+__global__ void __launch_bounds__(kAgainThreads, kColumnBlocks)
     split_again_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   wait_for_previous();
+  const bool again = p.most[p.K] != 0;
   if (p.fold == kDifference) add_slices(p);
-  if (p.most[p.K] == 0) return;
+  if (!again) return;
   __shared__ int scratch[kAgainThreads / kWarp];
   const int start = threadIdx.x * Width, lane = threadIdx.x % kWarp;
   for (int64_t k = threadIdx.x; blockIdx.x == 0 && k < p.K; k += kAgainThreads)
@@ -192,9 +208,11 @@ __global__ void __launch_bounds__(kAgainThreads)
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     Rows source;
     typename Rows::Number v[Rows::kAtOnce][Width];
+    typename Rows::Asked asked;
     int top = kNoExponent, finite = 1;
     for (int64_t k = start; k < p.K; k += kAgainThreads * Width) {
-      source.take(v, p, row, 1, row + 1, k);
+      source.ask(asked, p, row, 1, row + 1, k);
+      source.make(v, asked);
       for (int j = 0; j < Width; ++j) {
         const int exponent = exponent_of(v[0][j]);
         finite &= v[0][j] - v[0][j] == 0;
@@ -208,7 +226,8 @@ __global__ void __launch_bounds__(kAgainThreads)
     const int e = top == kNoExponent ? 0 : top - kTop;
     if (threadIdx.x == 0) p.e[row] = finite ? e : kNotFinite;
     for (int64_t k = start; k < p.K; k += kAgainThreads * Width) {
-      source.take(v, p, row, 1, row + 1, k);
+      source.ask(asked, p, row, 1, row + 1, k);
+      source.make(v, asked);
       int s[Width];
       for (int j = 0; j < Width; ++j) s[j] = -above(p.most[k + j]) - e;
       give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), static_cast<int>(row), k),
@@ -223,7 +242,8 @@ static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   const int64_t across = (p.width + kColumnsOfBlock<Width> - 1) / kColumnsOfBlock<Width>;
   constexpr int kRowsOfBlock = kColumnWarps * Source<Width>::kAtOnce;
   const int64_t down = (p.rows + kRowsOfBlock - 1) / kRowsOfBlock;
-  if (across > INT32_MAX || p.rows > INT32_MAX || p.slices > 65535)
+  constexpr int64_t kMost = INT32_MAX - (1 << 20);  // rows, a slice and a step beyond are int
+  if (across > INT32_MAX || p.rows > kMost || p.slices > 4096)
     return cudaErrorInvalidConfiguration;
   const dim3 columns(static_cast<unsigned>(across)), rows(static_cast<unsigned>(down));
   const dim3 tiles(columns.x, static_cast<unsigned>(p.slices));
