@@ -27,14 +27,11 @@ def of(way: str, route: str) -> list:
 
 
 def timed(record, way: str) -> float:
-    """The recorded time in microseconds, of halves without the sum of their parts."""
-    B, K, N = (record.shape[name] for name in "BKN")
-    us = record.how[f"{way}_us"]
-    if way == "torch":
-        return us
-    _, parts = ways.cut(B, K, N, SMS, way)
+    """The recorded time in microseconds, of ours until somebody has read the parts of z."""
+    B, N = (record.shape[name] for name in "BN")
     launch, number = ways.ADDED_US
-    return us - launch - number * (parts + 1) * B * N / 1e6
+    added = 0.0 if way == "torch" else launch + number * B * N / 1e6
+    return record.how[f"{way}_us"] - added
 
 
 def predicted(record, way: str, by: tuple[str, str]) -> float:
@@ -77,7 +74,7 @@ def test_costs_are_the_fit_to_the_records(way, route):
 @each_way
 def test_costs_are_those_of_the_records(way, route):
     found = off(way, route, (way, route))
-    assert statistics.median(found) < 0.075 and found[len(found) * 8 // 10] < 0.16
+    assert statistics.median(found) < 0.08 and found[len(found) * 8 // 10] < 0.16
     others = {"through": ("split", "float32"), "floats": ("raw", "float32")}
     other = others.get(way, (way, "tf32" if route == "float32" else "float32"))
     assert statistics.median(off(way, route, other)) > 0.1, "control: costs of another way"
@@ -90,9 +87,9 @@ def test_what_is_chosen_is_seldom_slower_than_torch_and_mostly_the_fastest(route
     for r in mine:
         times = {way: timed(r, way) for way in WAYS[route] if way != "through"}
         chosen = times[ways.best(route, *(r.shape[name] for name in "BKN"), SMS, whole=True)]
-        slower += chosen > 1.1 * times["torch"]
+        slower += chosen > 1.02 * times["torch"]
         missed += chosen > 1.25 * min(times.values())
-    assert slower <= 0.05 * len(mine) and missed <= 0.1 * len(mine)
+    assert slower <= 0.04 * len(mine) and missed <= 0.05 * len(mine)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +99,7 @@ def test_what_is_chosen_is_seldom_slower_than_torch_and_mostly_the_fastest(route
         ((128, 32768, 16384), "split", "through"),
         ((1024, 8192, 512), "raw", "floats"),
         ((4096, 8192, 512), "raw", "floats"),
+        ((256, 8192, 2048), "raw", "floats"),
         ((16384, 8192, 512), "raw", "torch"),
         ((65536, 8192, 512), "raw", "torch"),
         ((65536, 8192, 8192), "split", "through"),

@@ -1,8 +1,8 @@
 """Which way a product of matrices goes on a Hopper GPU: torch's, by halves, or as it is by TF32.
 
-A way's time is a sum: a launch, what it reads and writes, its waves of blocks. The costs are fitted
-to times of 200 shapes on an H200, records of kind "curve" with how.sweep "ways"; the least sum
-wins. Those of `through` are of an earlier form of its loop.
+A way's time is a sum: a launch, what it reads and writes, its waves of blocks, and what it costs to
+read its parts of z behind it. The costs are fitted to times of 200 shapes on an H200, records of
+kind "curve" with how.sweep "ways"; the least sum wins.
 
     torch   x W^T by torch.mm, on the route the user has chosen
     split   by halves, x split before by a kernel of its own
@@ -49,17 +49,17 @@ PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 MEANWHILE = 0.5  # 1e6 numbers that come in the time of a pair of panels: the best fit of tenths
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("torch", "float32"): (11.3, 18.26, 1.119, 1.979, 1.167),
-    ("split", "float32"): (7.243, 2.325, 2.087, 4.827, 0.496),
-    ("raw", "float32"): (4.289, 1.396, 4.485, 0.5987),
-    ("torch", "tf32"): (8.24, 1.885, 0.7455, 0.2042, 0.8001),
-    ("split", "tf32"): (6.227, 2.062, 0.8952, 6.439, 0.3036),
-    ("through", "tf32"): (7.4, 2.269, 0.7037, 8.03, 0.07126),
-    ("raw", "tf32"): (5.25, 0.9651, 3.204, 0.4227),
-    ("floats", "tf32"): (2.721, 0.721, 3.785, 1.18),
+    ("torch", "float32"): (11.28, 18.22, 1.176, 2.032, 1.117),
+    ("split", "float32"): (6.399, 2.31, 2.109, 3.854, 2.163),
+    ("raw", "float32"): (4.387, 1.395, 4.038, 0.5951, 1.733),
+    ("torch", "tf32"): (8.299, 1.891, 0.7455, 0.1971, 0.776),
+    ("split", "tf32"): (4.226, 2.057, 0.9124, 6.413, 1.804),
+    ("through", "tf32"): (4.921, 2.043, 0.7525, 5.737, 1.85),
+    ("raw", "tf32"): (5.198, 0.953, 3.032, 0.4407, 1.609),
+    ("floats", "tf32"): (2.561, 0.7226, 4.196, 1.199, 1.346),
 }
-# In the halves' recorded times is a sum over the parts, which tails do themselves: a launch, and
-# 1e6 numbers read or written, by the difference at one shape.
+# In the halves' recorded times is a sum over the parts. Tails read these themselves: what they do not
+# do is a launch, and to write 1e6 numbers, by the difference at one shape.
 ADDED_US = (3.0, 1.54)
 FASTER = 0.95  # of torch's time, at most: fits of ours are off by less at half of the shapes
 LEAST = (8, 512, 32)  # of B, K, N: below, nothing was timed
@@ -78,8 +78,8 @@ def counts(way: str, rows: int, columns: int, outputs: int, processors: int) -> 
 
     torch: a launch, 1e9 operations, 1e6 numbers read, 1e6 written, 1e3 of K. Ours, split before:
     launches, 1e6 numbers of x, pairs of panels one after the other in all waves, waves, 1e6 numbers
-    of z in all parts. Ours, of x as it is: a launch, pairs, waves, 1e6 numbers of x and W beyond
-    those that come while pairs are multiplied.
+    of z in all parts, written and read. Ours, of x as it is: a launch, pairs, waves, 1e6 numbers of
+    x and W beyond those that come while pairs are multiplied, and of z likewise.
     """
     x, both = rows * columns / 1e6, (rows + outputs) * columns / 1e6
     if way == "torch":
@@ -87,10 +87,10 @@ def counts(way: str, rows: int, columns: int, outputs: int, processors: int) -> 
         return 1.0, 2e-9 * rows * columns * outputs, *moved, columns / 1e3
     tiles, parts = cut(rows, columns, outputs, processors, way)
     waves, pairs = -(-tiles * parts // processors), -(-columns // PANEL // parts)
-    loop = float(waves * pairs), float(waves)
+    loop, z = (float(waves * pairs), float(waves)), parts * rows * outputs / 1e6
     if way in ("raw", "floats"):
-        return 1.0, *loop, max(0.0, both - MEANWHILE * loop[0])
-    return 1.0, x, *loop, parts * rows * outputs / 1e6
+        return 1.0, *loop, max(0.0, both - MEANWHILE * loop[0]), z
+    return 1.0, x, *loop, z
 
 
 def predicted_us(
