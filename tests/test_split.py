@@ -7,19 +7,16 @@ are compiled to cubin, and their machine code is read.
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
-from kit import assert_accurate, drawn
+from kit import assert_accurate, drawn, needs_nvcc
+from sass import disassembled
 from torch import Tensor
 
 import workbook as wb
-from workbook import build, errors, halves, paths, precision, split, tools, ways
+from workbook import build, errors, halves, paths, precision, split, ways
 
 U32 = 2.0**-24
 KERNELS = paths.kernels()
@@ -27,7 +24,6 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="no Hopper GPU here",
 )
-needs_nvcc = pytest.mark.skipif(tools.nvcc() is None, reason="no nvcc here")
 # B, K, N: one, odd, around a tile's 128 x 256, around panels of 64 of k, several tiles either way
 SHAPES = [(1, 1, 1), (7, 7, 5), (129, 65, 257), (128, 64, 256), (257, 1000, 129), (3, 8200, 300),
           (1031, 67, 33), (300, 4097, 520), (1, 131072, 3), (100, 700, 500),
@@ -605,19 +601,6 @@ def test_control_other_architectures_do_not_have_them():
     with pytest.raises(build.BuildError) as raised:
         cubin("split_product", "90")
     assert "wgmma" in raised.value.log and "not supported on .target" in raised.value.log
-
-
-def disassembled(file: Path) -> str:
-    """By nvdisasm: on PATH, beside nvcc, or from its package in this environment."""
-    packages = Path(sys.prefix).glob("lib/*/site-packages/nvidia/*/bin")
-    near = [Path(tools.nvcc() or ".").resolve().parent, *packages]
-    found = shutil.which("nvdisasm") or next(
-        (str(folder / "nvdisasm") for folder in near if (folder / "nvdisasm").is_file()), None
-    )
-    if found is None:
-        pytest.skip("no nvdisasm here: pip install nvidia-cuda-nvdisasm")
-    done = subprocess.run([found, str(file)], capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 @on_hopper

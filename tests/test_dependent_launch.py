@@ -1,0 +1,73 @@
+"""Kernels that begin while the one before them ends touch no memory before they have waited."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from kit import needs_nvcc
+from sass import disassembled
+
+from workbook import build, paths
+
+KERNELS = paths.kernels()
+FILES = {  # what they are built with, for a GPU that has such launches
+    "split_product/split_product.cu": (),
+    "split_rows/split_rows.cu": (),
+    "split_weights/split_weights.cu": (),
+    "matmul_avgpool_gelu_scale_max/05_winner_in_double.cu": ("-DWB_WINNER",),
+    "matmul_maxpool_sum_scale/05_half_gemm_guard.cu": (),
+    "gemm_batchnorm_scale_softmax/04_tiles.cu": ("-DWB_TILES",),
+    "gemm_batchnorm_scale_softmax/train_centre.cu": ("-DWB_TILES", "-DWB_TRAIN"),
+    "gemm_batchnorm_scale_softmax/train_mean.cu": ("-DWB_TILES", "-DWB_TRAIN"),
+    "gemm_batchnorm_scale_softmax/train_statistics.cu": ("-DWB_TILES", "-DWB_TRAIN"),
+}
+USUAL = ("add_slices_kernel", "fold_kernel")  # launched as ever
+EARLY = "row_exponents_kernel"  # reads weights before: all but the launch before it has ended
+TOUCHES = re.compile(r"\b(LDG|LD|STG|ST|ATOMG|ATOM|RED|UTMALDG|UTMASTG|LDGSTS)\b[.\w]* ")
+
+
+def early(file: Path, flags: tuple[str, ...]) -> dict[str, list[str]]:
+    """By kernel, what touches global memory before it waits for the launch before."""
+    arch = "90a" if file.name.startswith("split_product") else "90"
+    common = ["-DWB_CUDA", *flags]
+    report = build.cubin(file, arch=arch, include=[KERNELS / "common", file.parent], flags=common)
+    found: dict[str, list[str]] = {}
+    name, waited = "", True
+    for line in disassembled(report.path).splitlines():
+        if begins := re.match(r"\s*\.text\.(\w+):", line):
+            name, waited = begins[1], False
+            found[name] = []
+        elif "ACQBULK" in line:
+            waited = True
+        elif not waited and TOUCHES.search(line):
+            found[name].append(line.strip())
+    return found
+
+
+@needs_nvcc
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_is_touched_before_the_launch_before_has_ended(file):
+    seen = early(KERNELS / file, FILES[file])
+    mine = {name: lines for name, lines in seen.items() if not any(u in name for u in USUAL)}
+    assert mine
+    for name, lines in mine.items():
+        stores = [line for line in lines if not re.search(r"\bLDG", line)]
+        assert not stores and (EARLY in name or not lines), (name, lines[:3])
+
+
+@needs_nvcc
+@pytest.mark.parametrize("moved", ["to the end", "nowhere"])
+def test_control_a_kernel_that_waits_too_late(tmp_path, moved):
+    text = (KERNELS / "split_rows" / "split_rows.cu").read_text()
+    wait, end = "  wait_for_previous();\n", "      give_halves<Width>"
+    assert text.count(wait) == 1 and text.count(end) == 1
+    text = text.replace(wait, "")
+    if moved == "to the end":
+        text = text.replace(end, wait + end)
+    file = tmp_path / "split_rows.cu"
+    file.write_text(text)
+    for header in (KERNELS / "split_rows").glob("*.h"):
+        (tmp_path / header.name).write_text(header.read_text())
+    assert any(early(file, ()).values())
