@@ -167,6 +167,8 @@ def calls(monkeypatch, x: Tensor, *of: object, run=None) -> int:
         ((9, 300, 30), False, 1),  # few rows
         ((200, 300, 30), True, 1),
         ((200, 300, 30), False, 0),  # a BLAS is faster
+        ((1024, 512, 512), True, 1),
+        ((1024, 512, 513), True, 0),  # halves would be made too often
         ((1025, 4, 30), True, 0),  # too many rows
         ((1024, 4, 2049), True, 0),  # and features
     ],

@@ -40,6 +40,7 @@ __all__ = ["EVAL", "TRAIN", "fold", "plain", "track"]
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
+WHOLE = 1 << 28  # multiplications by long rows: of more, halves are stored and not made again
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
 
 
@@ -125,11 +126,12 @@ def _whole_batch() -> Callable | None:
 def _takes_whole(run: Callable, x: Tensor, weight: Tensor) -> bool:
     """Where one op does it all: the output stays in the caches, and a product of ours is as fast as
     torch's. Another `run` than the best is what somebody wants to see run."""
-    B, K = x.shape
+    (B, K), N = x.shape, weight.size(0)
+    is_short = K < gemm.NOT_SHORT
     return (
         B <= gemm.TOGETHER
-        and len(blocks_of(B, weight.size(0))) == 1
-        and (K < gemm.NOT_SHORT or gemm.suits_narrow(x))
+        and len(blocks_of(B, N)) == 1
+        and (is_short or (B * K * N <= WHOLE and gemm.suits_narrow(x)))
         and ops.adjacent(weight) is weight
         and run is TRAIN.kernel("cpu")
         and _whole_batch() is not None
