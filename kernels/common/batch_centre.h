@@ -11,7 +11,8 @@ constexpr int kGroups = 5;  // parts of the batch, at most, of whose means the l
 // c <- the lower median of the groups' means, each rounded: exchanges that put the larger half behind it.
 // A NaN may be lost: it is in the differences.
 template <int64_t Width>
-inline void lower_median(const double (*sum)[Width], int groups, double rows, int64_t count, float* c) {
+inline void lower_median(const double (*sum)[Width], int groups, double rows, int64_t count,
+                         float* c) {
   const int middle = (groups - 1) / 2;
   for (int64_t k = 0; k < count; ++k) {
     float v[kGroups];

@@ -14,7 +14,7 @@ namespace {
 void block(const NarrowProduct& p, int64_t n, int64_t outs, int64_t k, int64_t K) {
   const float *x = p.x + k, *W = p.W + n * p.W_stride + k;
   for (int64_t i = 0; i < p.B; i += kRows, x += kRows * p.x_stride) {
-    const Piece piece{x, W, p.z + i * p.z_stride + n, K, p.x_stride, p.W_stride, p.z_stride,
+    const Piece piece{x,      W,    p.z + i * p.z_stride + n, K, p.x_stride, p.W_stride, p.z_stride,
                       i == 0, k > 0};
     dots(piece, outs, p.B - i);
   }

@@ -37,9 +37,10 @@ void in_tasks(int64_t count, int64_t each, const WholeBatch& p, int64_t work, co
 }
 
 // x (B, K), W (N, K) -> y (B, N), mean (N), var (N), c (K); z (B, N) <- the product of (x - c) / 2.
-std::tuple<Tensor, Tensor, Tensor, Tensor> run(
-    const Tensor& x, const Tensor& W, const Tensor& bias, const Tensor& gamma, const Tensor& beta,
-    const Tensor& scale, double eps, const std::optional<Tensor>& z) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> run(const Tensor& x, const Tensor& W, const Tensor& bias,
+                                               const Tensor& gamma, const Tensor& beta,
+                                               const Tensor& scale, double eps,
+                                               const std::optional<Tensor>& z) {
   wb::expect_rows(x, "x");
   wb::expect_rows(W, "W");
   WholeBatch p{};

@@ -72,8 +72,8 @@ void long_product(const WholeBatch& p, int64_t first, int64_t last) {
         const int64_t there = std::min<int64_t>(kRows, p.B - i);
         for (int64_t r = 0; r < there; ++r)
           halve(p.x + (i + r) * p.x_stride + k, p.c + k, K, half + r * kApart);
-        dots({half, p.W + n * p.W_stride + k, p.z + i * p.N + n, K, kApart, p.W_stride, p.N,
-              i == 0, k > 0},
+        dots({half, p.W + n * p.W_stride + k, p.z + i * p.N + n, K, kApart, p.W_stride, p.N, i == 0,
+              k > 0},
              outs, there);
       }
       if (k + length >= p.K) means(p, n, n + outs);

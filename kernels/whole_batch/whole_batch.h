@@ -20,7 +20,7 @@ struct WholeBatch {
   double eps;
 };
 
-constexpr int64_t kColumns = 64;   // of x: a task of the first step
+constexpr int64_t kColumns = 64;  // of x: a task of the first step
 constexpr int64_t kOutputs = 16;  // features: a task of the second
 
 // Chains of so few additions need not be cut to lanes, whose sums would take longer than they.

@@ -19,7 +19,8 @@ void batch(int64_t B, int64_t K, int64_t N, int64_t gap, bool apart) {
   p.x = x, p.W = W, p.bias = bias, p.gamma = gamma, p.beta = beta, p.scale = scale;
   p.y = y, p.z = apart ? z.get() : y.get(), p.mean = mean, p.var = var, p.c = c;
   p.mean_x = mean_x, p.half = half, p.shift = shift, p.a = a, p.d = d;
-  p.B = B, p.K = K, p.N = N, p.x_stride = p.W_stride = K + gap, p.scale_stride = apart, p.eps = 1e-5;
+  p.B = B, p.K = K, p.N = N, p.x_stride = p.W_stride = K + gap, p.scale_stride = apart,
+  p.eps = 1e-5;
   const auto step = [&](int64_t count, int64_t each, auto take) {
     driver::in_parts((count + each - 1) / each,
                      [&](int64_t begin, int64_t end) { take(p, begin, end); });
