@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -69,12 +70,13 @@ def _of_files(files: tuple[Path, ...], device: str, form: str, train: bool):
 
 
 def with_headers(folder: Path, files: Sequence[str], old: str, new: str) -> dict[str, str]:
-    """{file name: text} of the binding and these, their folder's headers put in, `old` in any of
-    them replaced."""
+    """{file name: text} of the binding and these, their headers put in, `old` in any of them
+    replaced."""
     seen: set[str] = set()
 
     def put_in(found: re.Match) -> str:
-        header = folder / found[1]
+        near = [place / found[1] for place in (folder, paths.kernels() / "common")]
+        header = next((place for place in near if place.is_file()), near[0])
         if header in seen or not header.is_file():
             return "" if header in seen else found[0]
         seen.add(header)
@@ -91,12 +93,16 @@ def with_headers(folder: Path, files: Sequence[str], old: str, new: str) -> dict
 
 
 def call_of(sources: Sources, device: str, form: str, *, train: bool = False) -> Call:
-    """Files, or {file name: text}, called as their form says, into poisoned memory: (x, *given)."""
+    """Files, or {file name: text}, called as their form says, into poisoned memory: (x, *given).
+
+    Never the op that does all of a small batch: that one has its own tests.
+    """
     op = running.TRAIN if train else running.EVAL
     run = library(sources, device, form, train=train).op("run").default
+    in_steps = mock.patch.object(running, "_takes_whole", lambda *a: False)
 
     def call(x: Tensor, *given: object) -> object:
-        with torch.no_grad(), poisoned():
+        with torch.no_grad(), poisoned(), in_steps:
             return op.run_kernel(run, op.forms[form], x, *given)
 
     return call

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbook import cpuinfo, ops
 
-__all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains"]
+__all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains", "suits_narrow"]
 
 NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `short_chains`
 
@@ -68,11 +68,16 @@ def _in_halves() -> bool:
     return is_its and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
-def _narrow_for(x: Tensor) -> Callable | None:
+def suits_narrow(x: Tensor) -> bool:
+    """True where the kernel of ours is as fast as a BLAS."""
     rows, columns = x.shape
     few = rows <= NARROW or (columns >= IS_LONG and x.numel() <= NEAR)
     usable = columns >= NOT_SHORT and not x.is_cuda and x.dtype is torch.float32
-    return _narrow() if usable and (few or _in_halves()) else None
+    return usable and (few or _in_halves())
+
+
+def _narrow_for(x: Tensor) -> Callable | None:
+    return _narrow() if suits_narrow(x) else None
 
 
 def _narrow_product(narrow: Callable, x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:

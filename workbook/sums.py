@@ -17,7 +17,6 @@ __all__ = [
     "column_sum",
     "group_mean",
     "pair_difference",
-    "sum_and_square",
 ]
 
 # The sources of each, under kernels/: they count in the digest of who folds with it.
@@ -45,29 +44,15 @@ def column_sum(weight: Tensor) -> Tensor:
     run = _column_sum(weight.device.type) if _is_usable(weight) else None
     if run is None:
         return weight.sum(0, dtype=torch.float64)
-    return _summed(run, weight, 0)[0]
-
-
-def sum_and_square(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight (N, K) on a CPU -> the same, and the sum () of its squares in float64, in one go."""
-    run = _column_sum("cpu") if _is_usable(weight) else None
-    if run is None:
-        return weight.sum(0, dtype=torch.float64), weight.double().square().sum()
-    total, squares = _summed(run, weight, weight.size(1))
-    return total, squares.sum()
+    columns = weight.size(1)
+    shapes = (columns,), (SLICES if weight.is_cuda else 0, columns), (0,)
+    total, partial, squares = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
+    run(weight, partial, total, squares)
+    return total
 
 
 def _is_usable(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 and weight.is_contiguous()
-
-
-def _summed(run: Callable, weight: Tensor, squared: int) -> tuple[Tensor, Tensor]:
-    """(sums (K,), sums of squares (squared,)); squared: K, or 0 where nobody wants them."""
-    columns = weight.size(1)
-    shapes = (columns,), (squared,), (SLICES if weight.is_cuda else 0, columns)
-    total, squares, partial = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
-    run(weight, partial, total, squares)
-    return total, squares
 
 
 @functools.cache

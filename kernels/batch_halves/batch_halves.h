@@ -13,7 +13,7 @@ struct BatchHalves {
   int64_t B, K, x_stride, rows, run;
 };
 
-constexpr int kGroups = 5;        // parts of the batch, at most, of whose means the lower median is taken
 constexpr int64_t kStrip = 256;  // columns of a task: the sums of all groups stay in L1
 
-void launch(const BatchHalves& p, int64_t begin, int64_t end);  // strips of columns begin <= i < end
+void launch(const BatchHalves& p, int64_t begin,
+            int64_t end);  // strips of columns begin <= i < end

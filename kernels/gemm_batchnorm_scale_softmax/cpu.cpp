@@ -9,7 +9,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "row.h"
+#include "problem.h"
+#include "softmax_row.h"
 
 namespace {
 
@@ -46,7 +47,7 @@ void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     float* y = p.y + i * p.N;
     if (p.first == 0 && p.last == p.N) {
-      softmax_of_row(p, y);
+      softmax_of_row(p, y, y);
       continue;
     }
     double* kept = p.partial + 2 * i;

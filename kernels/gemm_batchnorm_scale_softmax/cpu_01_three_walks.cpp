@@ -6,7 +6,8 @@
 //   addition waits for the one before it.
 #include <cmath>
 
-#include "row.h"
+#include "problem.h"
+#include "softmax_row.h"
 
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {

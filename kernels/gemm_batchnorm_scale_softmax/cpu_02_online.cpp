@@ -6,7 +6,8 @@
 //   cache. The merge is what lets a row come in blocks.
 #include <cmath>
 
-#include "row.h"
+#include "problem.h"
+#include "softmax_row.h"
 
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {

@@ -3,7 +3,8 @@
 // NaN, where the softmax itself is an ordinary number.
 #include <cmath>
 
-#include "row.h"
+#include "problem.h"
+#include "softmax_row.h"
 
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {

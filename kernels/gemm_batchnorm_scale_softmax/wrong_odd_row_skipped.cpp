@@ -2,7 +2,8 @@
 // matrix product in its place. Kept to see `check` reject it: the batch of the benchmark is even.
 #include <cmath>
 
-#include "row.h"
+#include "problem.h"
+#include "softmax_row.h"
 
 void launch(const Tail& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i + 1 < end; i += 2)

@@ -20,9 +20,9 @@ void run(const wb::Tensor& x, const wb::Tensor& W, wb::Tensor& z) {
                         z.stride(0)};
   WB_CHECK(W.size(1) == p.K, "W: has ", W.size(1), " features, wants ", p.K, " as x");
   WB_CHECK(z.size(0) == p.B && z.size(1) == p.N, "z: wants (", p.B, ", ", p.N, ")");
-  const int64_t tasks = (p.N + kFeatures - 1) / kFeatures;
+  const int64_t tasks = (p.N + kOutputs - 1) / kOutputs;
   constexpr int64_t kTask = 32768;  // multiplications: below it a second thread costs more
-  const int64_t each = std::max<int64_t>(1, p.B * p.K * kFeatures);
+  const int64_t each = std::max<int64_t>(1, p.B * p.K * kOutputs);
   wb::parallel_for(0, tasks, std::max<int64_t>(1, kTask / each),
                    [&](int64_t begin, int64_t end) { launch(p, begin, end); });
 }

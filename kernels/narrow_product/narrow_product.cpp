@@ -1,117 +1,31 @@
-// z[i,n] = sum_k x[i,k] W[n,k] on a CPU. A tile of features by rows of x stays in registers over all of
-// k, a vector of partial sums each: what a library's product adds in one chain is here in as many as a
-// vector has lanes, then a tree.
-// Who owns what: a call owns features, for all rows of x; kFeatures of them go together.
+// z[i,n] = sum_k x[i,k] W[n,k] on a CPU, by tiles that stay in registers over all of k (dot_tiles.h).
+// Who owns what: a call owns features, for all rows of x; kOutputs of them go together.
 // Moves: W once, 4 N K bytes, from memory, for blocks of it stay in L2 while the rows of x go by, kRows
 // at a time, in L1 where they are short. Of a long k one piece after the other, added to z.
 #include "narrow_product.h"
 
 #include <algorithm>
 
-#include "simd.h"
+#include "dot_tiles.h"
 
 namespace {
-
-// kFeatures * kRows accumulators, and a vector of each row and feature on the way
-constexpr int kRows = kVectorRegisters >= 32 ? 6 : 2;
-constexpr int64_t kAhead = 256;        // floats
-constexpr int64_t kNear = 512 * 1024;  // bytes of W in L2
-constexpr int64_t kLongest = 4096;     // of k at once: kRows rows of it stay in L2 beside them
-
-// What a tile reads and writes: `Rows` rows of x, W from its first feature on, features k ... k + K.
-struct Piece {
-  const float *x, *W;
-  float* z;
-  int64_t K, x_stride, W_stride, z_stride;
-  bool first, adds;  // W is not in the cache yet; z has what came from the features before k
-};
-
-// Features * Rows sums, of each row by feature, as many at once as a vector has lanes.
-template <int Features, int Rows>
-void write(const floats (&sum)[Rows][Features], const Piece& p) {
-  constexpr int kSums = Features * Rows;
-#pragma GCC unroll 8
-  for (int first = 0; first < kSums; first += kFloats) {
-    floats lanes[kFloats];
-#pragma GCC unroll 16
-    for (int j = 0; j < kFloats; ++j)
-      lanes[j] = first + j < kSums ? sum[(first + j) / Features][(first + j) % Features] : floats{};
-    float found[kFloats];
-    store(found, sums_of_lanes(lanes));
-#pragma GCC unroll 16
-    for (int j = 0; j < kFloats; ++j)
-      if (first + j < kSums) {
-        float& z = p.z[(first + j) / Features * p.z_stride + (first + j) % Features];
-        z = p.adds ? z + found[j] : found[j];
-      }
-  }
-}
-
-template <int Features, int Rows>
-void tile(const Piece& p) {
-  floats sum[Rows][Features] = {};
-  const auto add = [&](int64_t k, int64_t count) {
-    floats row[Rows];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) row[r] = load_some(p.x + r * p.x_stride + k, count);
-#pragma GCC unroll 8
-    for (int f = 0; f < Features; ++f) {
-      const floats w = load_some(p.W + f * p.W_stride + k, count);
-#pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) sum[r][f] = fused(w, row[r], sum[r][f]);
-    }
-  };
-  const int64_t whole = p.K - p.K % kFloats;
-  for (int64_t k = 0; k < whole; k += kFloats) {
-    if (p.first)  // the hardware's prefetcher alone falls behind
-      for (int f = 0; f < Features; ++f) __builtin_prefetch(p.W + f * p.W_stride + k + kAhead);
-    add(k, kFloats);
-  }
-  if (whole < p.K) add(whole, p.K - whole);
-  write(sum, p);
-}
-
-// `count` features of `Rows` rows.
-template <int Rows>
-void rows(Piece p, int64_t count) {
-  for (; count >= kFeatures; count -= kFeatures, p.W += kFeatures * p.W_stride, p.z += kFeatures)
-    tile<kFeatures, Rows>(p);
-  for (; count > 0; --count, p.W += p.W_stride, ++p.z) tile<1, Rows>(p);
-}
-
-// The same of fewer rows than `Rows`.
-template <int Rows>
-void fewer(const Piece& p, int64_t count, int64_t there) {
-  if constexpr (Rows > 1) {
-    if (there == Rows - 1) return rows<Rows - 1>(p, count);
-    fewer<Rows - 1>(p, count, there);
-  }
-}
 
 // The features [n, n + outs) of all rows, from features k ... k + K of x.
 void block(const NarrowProduct& p, int64_t n, int64_t outs, int64_t k, int64_t K) {
   const float *x = p.x + k, *W = p.W + n * p.W_stride + k;
   for (int64_t i = 0; i < p.B; i += kRows, x += kRows * p.x_stride) {
-    const Piece piece{x, W, p.z + i * p.z_stride + n, K, p.x_stride, p.W_stride, p.z_stride,
+    const Piece piece{x,      W,    p.z + i * p.z_stride + n, K, p.x_stride, p.W_stride, p.z_stride,
                       i == 0, k > 0};
-    if (p.B - i >= kRows)
-      rows<kRows>(piece, outs);
-    else
-      fewer<kRows>(piece, outs, p.B - i);
+    dots(piece, outs, p.B - i);
   }
 }
 
 }  // namespace
 
 void launch(const NarrowProduct& p, int64_t begin, int64_t end) {
-  const int64_t last = std::min(end * kFeatures, p.N);
-  const int64_t pieces = (p.K + kLongest - 1) / kLongest;
-  const int64_t vectors = (p.K + kFloats - 1) / kFloats;  // a piece is whole ones
-  const int64_t length = pieces > 1 ? (vectors + pieces - 1) / pieces * kFloats : kLongest;
-  const int64_t fit =
-      kNear / static_cast<int64_t>(sizeof(float)) / std::clamp<int64_t>(p.K, 1, length);
-  const int64_t together = std::max(kFeatures, fit / kFeatures * kFeatures);
+  const int64_t last = std::min(end * kOutputs, p.N);
+  const int64_t length = piece_of(p.K), together = near_of(p.K, length);
   for (int64_t k = 0; k == 0 || k < p.K; k += length)
-    for (int64_t n = begin * kFeatures; n < last; n += together)
+    for (int64_t n = begin * kOutputs; n < last; n += together)
       block(p, n, std::min(together, last - n), k, std::min(length, p.K - k));
 }

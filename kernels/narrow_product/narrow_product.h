@@ -10,6 +10,6 @@ struct NarrowProduct {
   int64_t x_stride, W_stride, z_stride;
 };
 
-constexpr int64_t kFeatures = 4;  // of W that go together
+constexpr int64_t kOutputs = 4;  // of W that go together
 
-void launch(const NarrowProduct& p, int64_t begin, int64_t end);  // kFeatures at a time
+void launch(const NarrowProduct& p, int64_t begin, int64_t end);  // kOutputs at a time

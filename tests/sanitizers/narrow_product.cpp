@@ -13,7 +13,7 @@ void cases() {
           const Buffer<float> x(B ? (B - 1) * (K + gap) + K : 0), W((N - 1) * (K + gap) + K);
           const auto z = driver::output<float>(B * N);
           const NarrowProduct p{x, W, z, B, K, N, K + gap, K + gap, N};
-          driver::in_parts((N + kFeatures - 1) / kFeatures,
+          driver::in_parts((N + kOutputs - 1) / kOutputs,
                            [&](int64_t begin, int64_t end) { launch(p, begin, end); });
           z.expect_written("z");
         }

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
 from workbook import gemm, ops, precision, split
@@ -39,6 +40,7 @@ __all__ = ["EVAL", "TRAIN", "fold", "plain", "track"]
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
+WHOLE = 1 << 28  # multiplications by long rows: of more, halves are stored and not made again
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
 
 
@@ -116,17 +118,49 @@ def _vectors(parameters: list[Tensor]) -> list[Tensor]:
             for v in parameters]  # fmt: skip
 
 
+@functools.cache
+def _whole_batch() -> Callable | None:
+    return ops.built("whole_batch", "cpu", ["whole_batch.cpp"])
+
+
+def _takes_whole(run: Callable, x: Tensor, weight: Tensor) -> bool:
+    """Where one op does it all: the output stays in the caches, and a product of ours is as fast as
+    torch's. Another `run` than the best is what somebody wants to see run."""
+    (B, K), N = x.shape, weight.size(0)
+    is_short = K < gemm.NOT_SHORT
+    return (
+        B <= gemm.TOGETHER
+        and len(blocks_of(B, N)) == 1
+        and (is_short or (B * K * N <= WHOLE and gemm.suits_narrow(x)))
+        and ops.adjacent(weight) is weight
+        and run is TRAIN.kernel("cpu")
+        and _whole_batch() is not None
+    )
+
+
+def _run_whole(
+    x: Tensor, weight: Tensor, vectors: list[Tensor], options: tuple, kept: list | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    z = None if kept is None else x.new_empty((x.size(0), weight.size(0)))
+    y, mean, var, c = _whole_batch()(x, weight, *vectors, *options, z)
+    if kept is not None:
+        kept += z, c
+    return y, mean, var
+
+
 def _run_batch_blocks(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
-    B, N, x = x.size(0), weight.size(0), ops.adjacent(x)
+    x, vectors = ops.adjacent(x), _vectors(vectors)
+    if _takes_whole(run, x, weight):
+        return _run_whole(x, weight, vectors, options, kept)
+    B, N = x.size(0), weight.size(0)
     half, c, mean_x = _centred(x, MEAN_ROWS if N > FEW else 0)
     rows, map_, var = half.size(0), x.new_empty((3, N)), x.new_empty(N)
     own = None if kept is None else x.new_empty((B, N))
-    vectors = _vectors(vectors)
     partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
     product, blocks = gemm.short_chains(half), blocks_of(B, N)
     z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
@@ -197,7 +231,11 @@ def _run_batch_split(
     return _run_batch(run, x, parameters, options, multiply, kept)
 
 
-CPU_SHARED = (*gemm.NARROW_PRODUCT, "batch_halves/batch_halves.cpp")
+CPU_SHARED = (
+    *gemm.NARROW_PRODUCT,
+    "batch_halves/batch_halves.cpp",
+    "whole_batch/whole_batch.cpp",
+)
 BATCH_FILES = ("04_tiles.cu", "train_centre.cu", "train_mean.cu", "train_statistics.cu")
 
 TRAIN = ops.FusedOp(
@@ -227,10 +265,25 @@ TRAIN = ops.FusedOp(
 )
 
 
-@torch.no_grad()
+@functools.cache
+def _tracker() -> Callable | None:
+    run = _whole_batch()
+    return None if run is None else beside(run, "track")
+
+
 def track(bn: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics by those of a batch, as nn.BatchNorm1d does."""
-    running = [bn.running_mean, bn.running_var]
-    bn.num_batches_tracked.add_(1)
-    torch._foreach_mul_(running, 1 - bn.momentum)
-    torch._foreach_add_(running, [mean, var], alpha=bn.momentum)
+    held = bn._buffers
+    running_mean, running_var = held["running_mean"], held["running_var"]
+    batches = held["num_batches_tracked"]
+    if mean.dtype is torch.float32 and mean.is_cpu and not ops.is_watched():
+        plain = batches.dtype is torch.int64 and batches.is_cpu and batches.dim() == 0
+        there = running_mean, running_var, batches
+        step = None if not plain or any(t.is_inference() for t in there) else _tracker()
+        if step is not None:
+            increment_version(there)  # a kernel moves none, and folds go by them
+            return step(*there, mean, var, bn.momentum)
+    with torch.no_grad():
+        batches.add_(1)
+        torch._foreach_mul_([running_mean, running_var], 1 - bn.momentum)
+        torch._foreach_add_([running_mean, running_var], [mean, var], alpha=bn.momentum)

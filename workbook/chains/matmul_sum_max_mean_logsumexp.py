@@ -105,7 +105,9 @@ OP = ops.FusedOp(
     },
     kernels={
         "cpu": ops.Kernel(
-            "short chains", ("cpu.cpp",), (*sums.COLUMN_SUM, "rounded_dot/rounded_dot.cpp")
+            "short chains",
+            ("cpu.cpp",),
+            ("sum_fold/sum_fold.cpp", "rounded_dot/rounded_dot.cpp", *sums.COLUMN_SUM),
         ),
         "cuda": ops.Kernel("folded", ("05_whole_row_in_flight.cu",), sums.COLUMN_SUM),
     },

@@ -19,37 +19,28 @@ from workbook import ops, sums
 
 __all__ = ["fold", "run_chain", "run_folded", "run_short", "vjp"]
 
-COHERENT = 6.0  # times the size of a random sum's elements; of 8192 normal ones the largest has 4
 ENOUGH = 1 << 22  # elements of x from which reading them counts: below, all is in double
-LARGE = 2.0**60  # beyond it, and below its inverse, products leave float's range too easily
 
 
-@torch.no_grad()
+@functools.cache
+def _sum_fold() -> Callable | None:
+    return ops.built("sum_fold", "cpu", ["sum_fold.cpp"])
+
+
 def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     """(w_sum (K,), b_sum ()) of weight (N, K) and bias (N,), added in float64; no gradients.
 
     On a CPU a third one may follow, for its kernel: w_sum in float32, where that is good enough.
     """
-    b_sum = bias.sum(dtype=torch.float64).to(dtype)
-    if weight.is_cuda or weight.dtype is not torch.float32 or dtype is not torch.float64:
-        return sums.column_sum(weight).to(dtype), b_sum
-    w_sum, square = sums.sum_and_square(weight)
-    return (w_sum, b_sum, w_sum.float()) if _may_be_short(w_sum, square) else (w_sum, b_sum)
-
-
-def _may_be_short(w_sum: Tensor, square: Tensor) -> bool:
-    """True where float chains over w_sum err no more than the original does.
-
-    The original rounds in each of its N outputs, and their errors average: over w_sum itself one
-    errs by as much, if its elements are of the size that N random ones have, sqrt(N) times theirs.
-    Where weights have one sign they are N times as large, and there only double will do. square: of
-    all weights.
-    """
-    if not w_sum.numel():
-        return False
-    size, sizes = (square / w_sum.numel()).sqrt(), w_sum.abs()
-    most, least = sizes.max(), torch.where(sizes == 0, 1.0, sizes).min()
-    return bool((most <= COHERENT * size) & (most <= LARGE) & (least >= 1 / LARGE))
+    if torch.is_grad_enabled():  # within a fold it is not: to ask takes less than to switch it off
+        weight, bias = weight.detach(), bias.detach()
+    if weight.dtype == bias.dtype == torch.float32 and dtype is torch.float64 and weight.is_cpu:
+        run = _sum_fold()
+        if run is not None:  # one op: torch's small ones take as long as reading the weights
+            given = (t if t.is_contiguous() else t.contiguous() for t in (weight, bias))
+            w_sum, b_sum, rounded, is_short = run(*given)
+            return (w_sum, b_sum, rounded) if is_short else (w_sum, b_sum)
+    return sums.column_sum(weight).to(dtype), bias.sum(dtype=torch.float64).to(dtype)
 
 
 def run_chain(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:

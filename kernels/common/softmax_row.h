@@ -1,21 +1,23 @@
 // A piece of a row on a CPU: its map, its maximum, its sum of exp. Loops that compilers vectorise.
+// A Map has shift, a and d, of a feature each:  t = a (z + shift) + d
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "exp.h"
-#include "problem.h"
 
 constexpr int kLanes = 16, kPiece = 512;  // partial sums; floats of a piece, which stay in L1
 constexpr float kNothing = -std::numeric_limits<float>::infinity();  // the maximum of no elements
 
-inline float mapped(const Tail& p, int64_t n, float z) {
+template <class Map>
+inline float mapped(const Map& p, int64_t n, float z) {
   return p.a[n] * (z + p.shift[n]) + p.d[n];
 }
 
 // t <- the map of z, which belongs to features n ..., then -inf up to whole lanes: exp gives 0.
-inline int map_piece(const Tail& p, const float* z, int64_t n, int count, float* t) {
+template <class Map>
+inline int map_piece(const Map& p, const float* z, int64_t n, int count, float* t) {
   const float *shift = p.shift + n, *a = p.a + n, *d = p.d + n;
   for (int k = 0; k < count; ++k) t[k] = a[k] * (z[k] + shift[k]) + d[k];
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
@@ -56,9 +58,10 @@ inline double replace_by_exp(float* t, int count, float m) {
   return sum_of_lanes(sum);
 }
 
-// y <- e^(t-m) / s of a row that is there as a whole, over z in place: one exp an element.
-inline void softmax_of_row(const Tail& p, float* y) {
-  for (int64_t n = 0; n < p.N; ++n) y[n] = mapped(p, n, y[n]);
+// y <- e^(t-m) / s of a row z that is there as a whole, which may be y: one exp an element.
+template <class Map>
+inline void softmax_of_row(const Map& p, const float* z, float* y) {
+  for (int64_t n = 0; n < p.N; ++n) y[n] = mapped(p, n, z[n]);
   float m = kNothing;
   double s = 0;
   for (int64_t n = 0; n < p.N; n += kPiece)
