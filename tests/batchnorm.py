@@ -10,7 +10,6 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -93,16 +92,12 @@ def with_headers(folder: Path, files: Sequence[str], old: str, new: str) -> dict
 
 
 def call_of(sources: Sources, device: str, form: str, *, train: bool = False) -> Call:
-    """Files, or {file name: text}, called as their form says, into poisoned memory: (x, *given).
-
-    Never the op that does all of a small batch: that one has its own tests.
-    """
+    """Files, or {file name: text}, called as their form says, into poisoned memory: (x, *given)."""
     op = running.TRAIN if train else running.EVAL
     run = library(sources, device, form, train=train).op("run").default
-    in_steps = mock.patch.object(running, "_takes_whole", lambda *a: False)
 
     def call(x: Tensor, *given: object) -> object:
-        with torch.no_grad(), poisoned(), in_steps:
+        with torch.no_grad(), poisoned():
             return op.run_kernel(run, op.forms[form], x, *given)
 
     return call

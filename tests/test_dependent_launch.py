@@ -25,11 +25,14 @@ FILES = {  # what they are built with, for a GPU that has such launches
 }
 USUAL = ("add_slices_kernel", "fold_kernel")  # launched as ever
 EARLY = "row_exponents_kernel"  # reads weights before: all but the launch before it has ended
-TOUCHES = re.compile(r"\b(LDG|LD|STG|ST|ATOMG|ATOM|RED|UTMALDG|UTMASTG|LDGSTS)\b[.\w]* ")
+TOUCHES = re.compile(
+    r"\b(LDG|LD|STG|ST|ATOMG|ATOM|REDG|RED|UTMALDG|UTMASTG|UBLKCP|LDGSTS|CCTL)\b[.\w]* "
+)
 
 
 def early(file: Path, flags: tuple[str, ...]) -> dict[str, list[str]]:
-    """By kernel, what touches global memory before it waits for the launch before."""
+    """By kernel, what touches global memory, or lets the next launch begin, before it waits for the
+    one before."""
     arch = "90a" if file.name.startswith("split_product") else "90"
     common = ["-DWB_CUDA", *flags]
     report = build.cubin(file, arch=arch, include=[KERNELS / "common", file.parent], flags=common)
@@ -41,7 +44,7 @@ def early(file: Path, flags: tuple[str, ...]) -> dict[str, list[str]]:
             found[name] = []
         elif "ACQBULK" in line:
             waited = True
-        elif not waited and TOUCHES.search(line):
+        elif not waited and (TOUCHES.search(line) or "PREEXIT" in line):
             found[name].append(line.strip())
     return found
 
@@ -66,8 +69,40 @@ def test_control_a_kernel_that_waits_too_late(tmp_path, moved):
     text = text.replace(wait, "")
     if moved == "to the end":
         text = text.replace(end, wait + end)
-    file = tmp_path / "split_rows.cu"
+    file = copied(tmp_path, text)
+    assert any(early(file, ()).values())
+
+
+@needs_nvcc
+def test_control_a_kernel_that_lets_the_next_begin_before_it_has_waited(tmp_path):
+    header = (KERNELS / "common" / "dependent_launch.cuh").read_text()
+    lines = [line for line in header.splitlines() if "griddepcontrol." in line and "asm" in line]
+    assert len(lines) == 2
+    (tmp_path / "dependent_launch.cuh").write_text(
+        header.replace("\n".join(lines), "\n".join(reversed(lines)))
+    )
+    file = copied(tmp_path, (KERNELS / "split_rows" / "split_rows.cu").read_text())
+    assert all(early(file, ()).values())
+
+
+def copied(folder: Path, text: str) -> Path:
+    """split_rows.cu as given, with its own headers beside it."""
+    file = folder / "split_rows.cu"
     file.write_text(text)
     for header in (KERNELS / "split_rows").glob("*.h"):
-        (tmp_path / header.name).write_text(header.read_text())
-    assert any(early(file, ()).values())
+        (folder / header.name).write_text(header.read_text())
+    return file
+
+
+def test_every_file_with_such_launches_is_looked_at():
+    def includes(file: Path) -> bool:
+        named = re.findall(r'#include "([^"]+)"', file.read_text())
+        if "dependent_launch.cuh" in named:
+            return True
+        near = [folder / n for n in named for folder in (file.parent, KERNELS / "common")]
+        return any(includes(f) for f in near if f.is_file())
+
+    using = {f for f in KERNELS.rglob("*.cu") if includes(f)}
+    # 04_tiles.cu includes rung 3, and is looked at with it
+    using -= {KERNELS / "gemm_batchnorm_scale_softmax" / "03_row_in_registers.cu"}
+    assert using == {KERNELS / name for name in FILES}

@@ -80,6 +80,14 @@ def test_what_is_not_finite_stays_in_its_column(run, value):
     assert not rounded[517].isfinite() and not is_short
 
 
+def test_a_sum_that_is_nan_is_not_short(run):
+    """Of squares that are infinite: most of NaNs would be 0."""
+    W = drawn((200, 1100), 6)
+    W[150, 517], W[40, 517] = math.inf, -math.inf
+    w_sum, _, _, is_short = run(W, torch.zeros(200))
+    assert w_sum[517].isnan() and not is_short and not may_be_short(W)
+
+
 def test_the_same_bits_again_by_any_threads(run):
     before = torch.get_num_threads()
     for shape in ((403, 3000), (101, 9000)):

@@ -6,6 +6,7 @@ Held to the bounds of the kernels that do it in steps; controls are broken on pu
 from __future__ import annotations
 
 import math
+import re
 from unittest import mock
 
 import pytest
@@ -52,6 +53,12 @@ def assert_right(run, x: Tensor, *of: object) -> None:
         size = (x.double() - c.double()).abs() @ of[0].double().abs().T
         bound = (x.size(1) + 5) * 2.0**-24 * size + 2.0**-149
         assert ((z - product_of(x, c, of[0])).abs() <= bound).all()
+
+
+def test_rows_are_short_to_the_kernel_where_they_are_to_the_dispatch():
+    (said,) = re.findall(r"is_short\(int64_t K\) \{ return K < (\d+); \}",
+                         (FOLDER / "whole_batch.h").read_text())  # fmt: skip
+    assert int(said) == gemm.NOT_SHORT
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -151,13 +158,19 @@ def test_a_wrong_argument_is_named(run, case):
 # --- who takes it ------------------------------------------------------------------------------
 
 
-def calls(monkeypatch, x: Tensor, *of: object, run=None) -> int:
-    seen, whole = [], running._whole_batch()
-    monkeypatch.setattr(running, "_whole_batch", lambda: lambda *a: (seen.append(a), whole(*a))[1])
+def calls(monkeypatch, x: Tensor, *of: object, model: nn.Module | None = None) -> int:
+    """How often the op is called: for the best kernel, or by a model on x."""
+    whole = running._whole_batch()
+    seen = mock.Mock(wraps=whole, namespace=whole.namespace)
+    monkeypatch.setattr(running, "_whole_batch", lambda: seen)
     op = running.TRAIN
-    found = op.run_kernel(run or op.kernel("cpu"), op.forms["blocks"], x, *of)
-    assert_batch(found, x, *of)
-    return len(seen)
+    if model is not None:
+        model(x)
+    else:
+        assert_batch(
+            op.run_kernel(op.kernel("cpu"), op.forms[op.kernels["cpu"].form], x, *of), x, *of
+        )
+    return seen.call_count
 
 
 @pytest.mark.parametrize(
@@ -179,11 +192,11 @@ def test_batches_that_it_is_for(shape, halves, times, monkeypatch):
     assert calls(monkeypatch, drawn((B, K), 3), *of_batch(parameters(K, N))) == times
 
 
-def test_another_kernel_is_run_itself(monkeypatch):
-    best = running.TRAIN.kernel("cpu")
-    other = mock.Mock(wraps=best, namespace=best.namespace)
-    assert calls(monkeypatch, drawn((9, 40), 3), *of_batch(parameters(40, 30)), run=other) == 0
-    assert other.called
+@pytest.mark.parametrize(("key", "times"), [("fused", 1), ("cpu_train", 0)])
+def test_the_rung_is_its_own_kernel(key, times, monkeypatch):
+    p = chain.problem
+    model = p.variant(key).make(p.Model(40, 30).train())
+    assert calls(monkeypatch, drawn((9, 40), 3), model=model) == times
 
 
 def test_weights_and_vectors_of_any_stride(monkeypatch):

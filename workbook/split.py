@@ -153,6 +153,8 @@ BLOCKS, SLICES, ROWS_OF_A_SLICE = 396, 32, 16
 
 
 def _slices(rows: int, width: int) -> int:
+    """Of the rows of a fold. Where rows can't be read by 16 bytes, blocks have a quarter of the
+    columns, and are four times as many."""
     across = -(-width // 128)
     return max(1, min(max(SLICES, BLOCKS // across), -(-rows // ROWS_OF_A_SLICE)))
 

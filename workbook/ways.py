@@ -58,8 +58,9 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("raw", "tf32"): (5.198, 0.953, 3.032, 0.4407, 1.609),
     ("floats", "tf32"): (2.561, 0.7226, 4.196, 1.199, 1.346),
 }
-# In the halves' recorded times is a sum over the parts. Tails read these themselves: what they do
-# not do is a launch, and to write 1e6 numbers, by the difference at one shape.
+# The halves' recorded times have a sum of their parts behind them. A tail reads these, too, so that
+# is counted; it saves a launch and writing the sum: microseconds, and those for 1e6 numbers, by the
+# difference at one shape.
 ADDED_US = (3.0, 1.54)
 FASTER = 0.95  # of torch's time, at most: fits of ours are off by less at half of the shapes
 LEAST = (8, 512, 32)  # of B, K, N: below, nothing was timed

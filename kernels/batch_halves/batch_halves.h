@@ -15,5 +15,5 @@ struct BatchHalves {
 
 constexpr int64_t kStrip = 256;  // columns of a task: the sums of all groups stay in L1
 
-void launch(const BatchHalves& p, int64_t begin,
-            int64_t end);  // strips of columns begin <= i < end
+// Strips of columns begin <= i < end.
+void launch(const BatchHalves& p, int64_t begin, int64_t end);

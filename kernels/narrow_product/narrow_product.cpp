@@ -8,6 +8,8 @@
 
 #include "dot_tiles.h"
 
+static_assert(kOutputs == kFeatures, "features of a task are those of a tile");
+
 namespace {
 
 // The features [n, n + outs) of all rows, from features k ... k + K of x.

@@ -3,6 +3,7 @@
 #include <memory>
 #include <tuple>
 
+#include "fresh_tensor.h"
 #include "stable.h"
 #include "sum_fold.h"
 
@@ -10,25 +11,15 @@ namespace {
 
 using wb::Tensor;
 
-// Without torch's dispatcher: a fold is called now and then, what it reads is not in the cache.
-Tensor fresh(int64_t dimensions, int64_t count, int32_t dtype) {
-  const int64_t one = 1;
-  AtenTensorHandle made;
-  const auto said = aoti_torch_empty_strided(dimensions, &count, &one, dtype,
-                                             aoti_torch_device_type_cpu(), 0, &made);
-  WB_CHECK(said == AOTI_TORCH_SUCCESS, "torch has no memory for a tensor of this size");
-  return Tensor(made);
-}
-
 // W (N, K), bias (N) -> w_sum (K) and b_sum () in float64, w_sum in float32, is_short.
 std::tuple<Tensor, Tensor, Tensor, bool> run(const Tensor& W, const Tensor& bias) {
   wb::expect(W, "W", wb::Float, {wb::any, wb::any});
   SumFold p{};
   p.N = W.size(0), p.K = W.size(1);
   wb::expect(bias, "bias", wb::Float, {p.N});
-  Tensor w_sum = fresh(1, p.K, aoti_torch_dtype_float64()),
-         rounded = fresh(1, p.K, aoti_torch_dtype_float32()),
-         b_sum = fresh(0, 1, aoti_torch_dtype_float64());
+  Tensor w_sum = wb::fresh({p.K}, aoti_torch_dtype_float64()),
+         rounded = wb::fresh({p.K}, aoti_torch_dtype_float32()),
+         b_sum = wb::fresh({}, aoti_torch_dtype_float64());
   p.W = W.const_data_ptr<float>(), p.bias = bias.const_data_ptr<float>();
   p.w_sum = w_sum.mutable_data_ptr<double>(), p.b_sum = b_sum.mutable_data_ptr<double>();
   p.rounded = rounded.mutable_data_ptr<float>();

@@ -24,9 +24,9 @@ struct Squares {
 
 bool may_be_short(const SumFold& p, double square) {
   double most = 0, least = kLarge;
-  for (int64_t k = 0; k < p.K; ++k) {
+  for (int64_t k = 0; k < p.K && most == most; ++k) {
     const double size = std::abs(p.w_sum[k]);
-    most = std::max(most, size);  // a NaN is in the squares as well
+    most = size > most || size != size ? size : most;  // a NaN stays
     least = std::min(least, size == 0 ? kLarge : size);
   }
   const double size = std::sqrt(square / p.K);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include "fresh_tensor.h"
 #include "stable.h"
 #include "whole_batch.h"
 
@@ -12,17 +13,6 @@ namespace {
 using wb::Tensor;
 
 constexpr int64_t kTask = 16384;  // elements or multiplications: below, a second thread costs more
-
-// Without torch's dispatcher: what it reads is not in the cache when a model is called now and then.
-Tensor fresh(std::initializer_list<int64_t> shape) {
-  const int64_t columns = *(shape.end() - 1), strides[] = {columns, 1};
-  AtenTensorHandle made;
-  const auto said = aoti_torch_empty_strided(
-      static_cast<int64_t>(shape.size()), shape.begin(), strides + (2 - shape.size()),
-      aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made);
-  WB_CHECK(said == AOTI_TORCH_SUCCESS, "torch has no memory for a tensor of this size");
-  return Tensor(made);
-}
 
 const float* vector_of(const Tensor& v, const char* name, int64_t count) {
   wb::expect(v, name, wb::Float, {count});
@@ -56,7 +46,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const Tensor& x, const Tensor& W,
   p.scale = vector_of(scale, "scale", p.scale_stride ? p.N : 1);
   p.eps = eps;
   if (z) wb::expect(*z, "z", wb::Float, {p.B, p.N});
-  Tensor y = fresh({p.B, p.N}), mean = fresh({p.N}), var = fresh({p.N}), c = fresh({p.K});
+  const auto made = [](std::initializer_list<int64_t> shape) {
+    return wb::fresh(shape, aoti_torch_dtype_float32());
+  };
+  Tensor y = made({p.B, p.N}), mean = made({p.N}), var = made({p.N}), c = made({p.K});
   p.y = y.mutable_data_ptr<float>();
   p.z = z ? z->mutable_data_ptr<float>() : p.y;
   p.mean = mean.mutable_data_ptr<float>(), p.var = var.mutable_data_ptr<float>();
@@ -77,12 +70,15 @@ WB_REGISTER(
     " Tensor(a!)? z) -> (Tensor, Tensor, Tensor, Tensor)",
     run)
 
-// What a running statistic (N) becomes, in double and rounded once; at any stride.
-void move(Tensor& running, const Tensor& found, double momentum, const char* name) {
+void expect_running(const Tensor& running, const Tensor& found, const char* name) {
   wb::expect(found, name, wb::Float, {wb::any});
   WB_CHECK(running.dim() == 1 && running.scalar_type() == wb::Float && running.is_cpu() &&
                running.size(0) == found.size(0),
            "running ", name, ": wants ", found.size(0), " float32 numbers on the CPU");
+}
+
+// What a running statistic (N) becomes, in double and rounded once; at any stride.
+void move(Tensor& running, const Tensor& found, double momentum) {
   float* to = running.mutable_data_ptr<float>();
   const float* from = found.const_data_ptr<float>();
   const int64_t stride = running.stride(0);
@@ -94,8 +90,10 @@ void move(Tensor& running, const Tensor& found, double momentum, const char* nam
 void track(Tensor& running_mean, Tensor& running_var, Tensor& batches, const Tensor& mean,
            const Tensor& var, double momentum) {
   wb::expect(batches, "batches", torch::headeronly::ScalarType::Long, {});
-  move(running_mean, mean, momentum, "mean");
-  move(running_var, var, momentum, "var");
+  expect_running(running_mean, mean, "mean");
+  expect_running(running_var, var, "var");
+  move(running_mean, mean, momentum);
+  move(running_var, var, momentum);
   ++*batches.mutable_data_ptr<int64_t>();
 }
 

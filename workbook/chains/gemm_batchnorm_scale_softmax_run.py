@@ -123,9 +123,9 @@ def _whole_batch() -> Callable | None:
     return ops.built("whole_batch", "cpu", ["whole_batch.cpp"])
 
 
-def _takes_whole(run: Callable, x: Tensor, weight: Tensor) -> bool:
+def _takes_whole(x: Tensor, weight: Tensor) -> bool:
     """Where one op does it all: the output stays in the caches, and a product of ours is as fast as
-    torch's. Another `run` than the best is what somebody wants to see run."""
+    torch's."""
     (B, K), N = x.shape, weight.size(0)
     is_short = K < gemm.NOT_SHORT
     return (
@@ -133,14 +133,19 @@ def _takes_whole(run: Callable, x: Tensor, weight: Tensor) -> bool:
         and len(blocks_of(B, N)) == 1
         and (is_short or (B * K * N <= WHOLE and gemm.suits_narrow(x)))
         and ops.adjacent(weight) is weight
-        and run is TRAIN.kernel("cpu")
         and _whole_batch() is not None
     )
 
 
-def _run_whole(
-    x: Tensor, weight: Tensor, vectors: list[Tensor], options: tuple, kept: list | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_batch_whole(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
+    kept: list | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All of it in one op where that is faster, else by blocks."""
+    weight, *vectors = parameters
+    if not _takes_whole(x, weight):
+        return _run_batch_blocks(run, x, parameters, folded, options, kept)
+    x, vectors = ops.adjacent(x), _vectors(vectors)
     z = None if kept is None else x.new_empty((x.size(0), weight.size(0)))
     y, mean, var, c = _whole_batch()(x, weight, *vectors, *options, z)
     if kept is not None:
@@ -155,8 +160,6 @@ def _run_batch_blocks(
     """Rows behind half hold the mean of x: the product with W gives the mean of z as well."""
     weight, *vectors = parameters
     x, vectors = ops.adjacent(x), _vectors(vectors)
-    if _takes_whole(run, x, weight):
-        return _run_whole(x, weight, vectors, options, kept)
     B, N = x.size(0), weight.size(0)
     half, c, mean_x = _centred(x, MEAN_ROWS if N > FEW else 0)
     rows, map_, var = half.size(0), x.new_empty((3, N)), x.new_empty(N)
@@ -251,13 +254,14 @@ TRAIN = ops.FusedOp(
     arguments=train_arguments,
     forms={
         "blocks": ops.Form(_run_batch_blocks, ("-DWB_BLOCKS", "-DWB_TRAIN"), "before", keeps=True),
+        "whole": ops.Form(_run_batch_whole, ("-DWB_BLOCKS", "-DWB_TRAIN"), "before", keeps=True),
         "tiles": ops.Form(_run_batch_tiles, ("-DWB_TILES", "-DWB_TRAIN"), "before", keeps=True),
         "split": ops.Form(
             _run_batch_split, ("-DWB_TILES", "-DWB_TRAIN"), "before", suits=_suits_split, keeps=True
         ),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp", "cpu_train.cpp"), CPU_SHARED),
+        "cpu": ops.Kernel("whole", ("cpu.cpp", "cpu_train.cpp"), CPU_SHARED),
         "cuda": ops.Kernel("tiles", BATCH_FILES),
         "hopper": ops.Kernel("split", BATCH_FILES, split.SHARED),
     },
@@ -281,8 +285,8 @@ def track(bn: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> None:
         there = running_mean, running_var, batches
         step = None if not plain or any(t.is_inference() for t in there) else _tracker()
         if step is not None:
-            increment_version(there)  # a kernel moves none, and folds go by them
-            return step(*there, mean, var, bn.momentum)
+            step(*there, mean, var, bn.momentum)
+            return increment_version(there)  # a kernel moves none, and folds go by them
     with torch.no_grad():
         batches.add_(1)
         torch._foreach_mul_([running_mean, running_var], 1 - bn.momentum)
