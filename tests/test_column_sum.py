@@ -34,7 +34,7 @@ def summed(run, W: torch.Tensor) -> torch.Tensor:
     K = W.size(1)
     memory = torch.full((K + 16,), math.nan, dtype=torch.float64)
     memory[:8], memory[K + 8 :] = 17.0, 17.0
-    run(W, D(0, K), memory[8 : K + 8], D(0))
+    run(W, D(0, K), memory[8 : K + 8])
     assert (memory[:8] == 17).all() and (memory[K + 8 :] == 17).all(), "written beside s"
     return memory[8 : K + 8].clone()
 
@@ -210,7 +210,7 @@ def D(*shape):
 )
 def test_the_binding_refuses_what_it_can_not_read(run, arguments, words):
     with pytest.raises(RuntimeError, match=words):
-        run(*arguments, D(0))
+        run(*arguments)
 
 
 def test_without_a_compiler_torch_sums(monkeypatch):
@@ -219,17 +219,7 @@ def test_without_a_compiler_torch_sums(monkeypatch):
     assert_sums(sums.column_sum(W), W)
 
 
-# --- with the squares, and with the differences of pairs ----------------------------------------
-
-
-def test_squares_are_written_where_they_are_wanted_alone(run):
-    W, s = drawn((9, 1030), seed=12), torch.empty(1030, dtype=torch.float64)
-    memory = torch.full((1046,), 17.0, dtype=torch.float64)
-    run(W, D(0, 1030), s, memory[8:1038])
-    torch.testing.assert_close(memory[8:1038], W.double().square().sum(0))
-    assert (memory[:8] == 17).all() and (memory[1038:] == 17).all()
-    with pytest.raises(RuntimeError, match=r"squares: got float64 \(5\); wants .* \(1030\)"):
-        run(W, D(0, 1030), s, D(5))
+# --- with the differences of pairs --------------------------------------------------------------
 
 
 # Around a slice's step of 16 pairs by 8 warps, 4 columns a lane and 128 a block, and both widths

@@ -45,9 +45,9 @@ def column_sum(weight: Tensor) -> Tensor:
     if run is None:
         return weight.sum(0, dtype=torch.float64)
     columns = weight.size(1)
-    shapes = (columns,), (SLICES if weight.is_cuda else 0, columns), (0,)
-    total, partial, squares = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
-    run(weight, partial, total, squares)
+    shapes = (columns,), (SLICES if weight.is_cuda else 0, columns)
+    total, partial = (weight.new_empty(s, dtype=torch.float64) for s in shapes)
+    run(weight, partial, total)
     return total
 
 

@@ -4,9 +4,8 @@
 
 namespace {
 
-// s (K) <- sums of the columns of W (N, K), float32 to double; partial (slices, K) is scratch. On a
-// CPU squares (K) <- those of the squares; an empty one is not written.
-void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s, wb::Tensor& squares) {
+// s (K) <- sums of the columns of W (N, K), float32 to double; partial (slices, K) is scratch.
+void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s) {
   WB_CHECK(W.dim() == 2, "W: wants a (N, K) matrix");
   const int64_t N = W.size(0), K = W.size(1);
   wb::expect(W, "W", wb::Float, {N, K});
@@ -14,20 +13,15 @@ void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s, wb::Tensor& sq
   wb::expect(s, "s", wb::Double, {K});
   wb::expect_same_device(W, "W", s, "s");
   wb::expect_same_device(W, "W", partial, "partial");
-  const bool squared = squares.numel() > 0;
-  if (squared) wb::expect(squares, "squares", wb::Double, {K});
-  wb::expect_same_device(W, "W", squares, "squares");
   const ColumnSum p{W.const_data_ptr<float>(),
                     partial.mutable_data_ptr<double>(),
                     s.mutable_data_ptr<double>(),
-                    squared ? squares.mutable_data_ptr<double>() : nullptr,
                     N,
                     K,
                     partial.size(0)};
   if (K == 0) return;
 #ifdef WB_CUDA
   WB_CHECK(p.slices > 0, "partial: wants at least one slice");
-  WB_CHECK(!squared, "squares: wants none on a GPU: give an empty one");
   const wb::OnDevice on(W);
   wb::check(launch(p, on.stream), "column sum");
 #else
@@ -36,6 +30,6 @@ void run(const wb::Tensor& W, wb::Tensor& partial, wb::Tensor& s, wb::Tensor& sq
 #endif
 }
 
-WB_REGISTER("run(Tensor W, Tensor(a!) partial, Tensor(b!) s, Tensor(c!) squares) -> ()", run)
+WB_REGISTER("run(Tensor W, Tensor(a!) partial, Tensor(b!) s) -> ()", run)
 
 }  // namespace

@@ -1,6 +1,6 @@
 // s[k] = sum_n W[n,k] on a CPU (rows.h). A task is a strip of columns; strips that follow one another
 // are taken together, so that memory is read in long rows.
-// Moves: W once, 4 N K bytes, also where its squares are wanted.
+// Moves: W once, 4 N K bytes.
 #include "column_sum.h"
 
 #include <algorithm>
@@ -11,19 +11,12 @@ void launch(const ColumnSum& p, int64_t begin, int64_t end) {
   const int64_t last = std::min(end * kStrip, p.K);
   for (int64_t first = begin * kStrip; first < last; first += kWide) {
     const int64_t count = std::min(kWide, last - first);
-    double *sum = p.s + first, *square = p.squares ? p.squares + first : nullptr;
+    double* sum = p.s + first;
     std::fill(sum, sum + count, 0.0);
-    if (square) std::fill(square, square + count, 0.0);
     by_eight(p.N, [&](auto together, int64_t n) {
       const float* a = p.W + n * p.K + first;
-      constexpr int kRows = together.value;
-      if (square)
-        total_together<kRows, true>(a, p.K, count, [&](int64_t k, auto total, auto squares) {
-          add(sum + k, total);
-          add(square + k, squares);
-        });
-      else
-        total_together<kRows>(a, p.K, count, [&](int64_t k, auto total) { add(sum + k, total); });
+      total_together<together.value>(a, p.K, count,
+                                     [&](int64_t k, auto total) { add(sum + k, total); });
     });
   }
 }

@@ -6,7 +6,6 @@ struct ColumnSum {
   const float* W;   // (N, K) contiguous
   double* partial;  // (slices, K): sums over a slice of the rows each; unused on a CPU
   double* s;        // (K)
-  double* squares;  // (K): sums of the squares, or nullptr; on a CPU alone
   int64_t N, K, slices;
 };
 

@@ -3,6 +3,7 @@
 //   4 loads in flight each; their sums meet in shared memory.
 #pragma once
 #include "load.cuh"
+#include "vector.cuh"
 
 constexpr int kColumnThreads = 256, kColumnLanes = 32, kColumnsInFlight = 4;
 constexpr int kColumnWarps = kColumnThreads / kColumnLanes;
@@ -74,16 +75,16 @@ __device__ __forceinline__ void mean_of_rows(double (&mean)[Width], const float*
 template <int Width>
 __device__ __forceinline__ void give_means(float* rounded, double* exact, int64_t to,
                                            const double (&mean)[Width]) {
+  float single[Width];
+#pragma unroll
+  for (int j = 0; j < Width; ++j) single[j] = static_cast<float>(mean[j]);
+  give<Width>(rounded + to, single);
+  if (exact == nullptr) return;
   if constexpr (Width == 4) {
-    *reinterpret_cast<float4*>(rounded + to) =
-        make_float4(static_cast<float>(mean[0]), static_cast<float>(mean[1]),
-                    static_cast<float>(mean[2]), static_cast<float>(mean[3]));
-    if (exact == nullptr) return;
     reinterpret_cast<double2*>(exact + to)[0] = make_double2(mean[0], mean[1]);
     reinterpret_cast<double2*>(exact + to)[1] = make_double2(mean[2], mean[3]);
   } else {
-    rounded[to] = static_cast<float>(mean[0]);
-    if (exact != nullptr) exact[to] = mean[0];
+    exact[to] = mean[0];
   }
 }
 

@@ -7,11 +7,18 @@
 #include <cstddef>
 
 // The first statement of a kernel that `launch_dependent` starts, by all threads: nothing may be read or
-// written before, since the kernel before may still run. Once all blocks of this one are under way the
-// next may begin.
+// written before, since the kernel before may still run.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// After that, by all threads: once all blocks have said so, or ended, blocks of the next kernel take what
+// room there is. Where this kernel leaves multiprocessors empty they crowd on those: so products do not
+// say so, and the next begins as their last blocks end.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -15,12 +15,18 @@ __device__ __forceinline__ int exponent_of(double v) {
   return biased == 0x7ff || v == 0. ? kNoExponent : biased - 1023;
 }
 
-// 2^s for s in [-126, 127].
-__device__ __forceinline__ float power_of_two(int s) { return __int_as_float((s + 127) << 23); }
+// 2^s, an ordinary number: s in [-126, 127], of a double more.
+template <class T = float>
+__device__ __forceinline__ T power_of_two(int s) {
+  if constexpr (sizeof(T) == 4)
+    return __int_as_float((s + 127) << 23);
+  else
+    return __hiloint2double((s + 1023) << 20, 0);
+}
 
 // v 2^s in two steps, each within float's exponents; beyond 2^+-252 it is all the same.
 template <class T>
 __device__ __forceinline__ T raised(T v, int s) {
   s = min(max(s, -252), 254);
-  return v * static_cast<T>(power_of_two(s >> 1)) * static_cast<T>(power_of_two(s - (s >> 1)));
+  return v * power_of_two<T>(s >> 1) * power_of_two<T>(s - (s >> 1));
 }

@@ -29,10 +29,25 @@ __device__ __forceinline__ void take(int (&c)[Width], const int8_t* from) {
   }
 }
 
+// Each in one store: of plain copies the compiler makes several, of parts of their sectors. What is
+// written none reads in the same kernel.
 template <int Width>
 __device__ __forceinline__ void give(half* to, const half (&v)[Width]) {
+  if constexpr (Width == 4) {
+    const half2 a = __halves2half2(v[0], v[1]), b = __halves2half2(v[2], v[3]);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to),
+                 "r"(reinterpret_cast<const uint32_t&>(a)),
+                 "r"(reinterpret_cast<const uint32_t&>(b)));
+  } else {
+    *to = v[0];
+  }
+}
+
+template <int Width>
+__device__ __forceinline__ void give(float* to, const float (&v)[Width]) {
   if constexpr (Width == 4)
-    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(v);
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]),
+                 "f"(v[2]), "f"(v[3]));
   else
     *to = v[0];
 }

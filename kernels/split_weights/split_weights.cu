@@ -1,113 +1,15 @@
 // Splitting weights in halves while they are read, and folded.
 // Who owns what: a block owns 32 lanes of 4 columns in a slice of V's rows, its 8 warps every 8th row
-//   (columns.cuh). Before, exponents: of columns, a block 128 of them in some rows; of rows, a warp
-//   some of them, each in some columns. All of a sample is asked for at once: these two wait for memory.
-//   Behind, a block adds sums of slices, of 32 columns at a time; then it owns a row at a time: it
-//   returns at once, or splits again.
+//   (columns.cuh). Before, exponents (samples.cuh). Behind, a block adds sums of slices, of 32 columns at a
+//   time; then it owns a row at a time: it returns at once, or splits again.
 // Moves: W once, and a hundredth or so for the samples; as many bytes of halves as V has in float.
-#include "dependent_launch.cuh"
 #include "halves.cuh"
-#include "reduce.cuh"
-#include "sources.cuh"
+#include "samples.cuh"
 #include "split_weights.h"
 
-constexpr int kSampled = 128;    // rows of W in which columns' exponents are looked for, or eight of V
-constexpr int kSampleTop = 10;   // exponent of the largest that a row's sample has, split
 constexpr int kBeyond = 6;       // a column's numbers may exceed their sample by 2^kBeyond
-constexpr int kNothing = -1000;  // exponent of a row whose sample is zeros: any other number exceeds it
-constexpr int kSampleThreads = 1024;  // a warp for every sampled row of columns, or a few
 constexpr int kSplitBlocks = 3;  // of a processor, at least: registers for what is in flight
 constexpr int kAgainThreads = 256, kAgainBlocks = 1024;
-
-// Of a row of V, 256 columns in all are sampled, in so many pieces; of a shorter row half of them.
-template <int Width>
-constexpr int kPiecesOfRow = 256 / (kWarp * Width);
-constexpr int kLongRow = 4096;
-
-// The exponent above `most`, that of the largest number: within [-126, 126], so that powers of two are
-// ordinary numbers.
-__device__ __forceinline__ int above(int most) {
-  return most == kNoExponent ? -126 : min(max(most + 1, -126), 126);
-}
-
-template <template <int> class Source, int Width>
-__global__ void __launch_bounds__(kSampleThreads)
-    column_exponents_kernel(const __grid_constant__ SplitWeights p) {
-  using Rows = Source<Width>;
-  constexpr int kWarps = kSampleThreads / kWarp;
-  __shared__ int scratch[kWarps][kWarp * Width];
-  wait_for_previous();
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
-  const int64_t sampled = max(int64_t{8}, kSampled / p.group), step = (p.rows + sampled - 1) / sampled;
-  int top[Width];
-  for (int j = 0; j < Width; ++j) top[j] = kNoExponent;
-  Rows source;
-  for (int64_t row = warp * step; row < p.rows && k < p.K; row += kWarps * Rows::kAtOnce * step) {
-    typename Rows::Number v[Rows::kAtOnce][Width];
-    typename Rows::Asked asked;
-    source.ask(asked, p, row, kWarps * step, p.rows, k);
-    source.make(v, asked);
-#pragma unroll
-    for (int u = 0; u < Rows::kAtOnce; ++u)
-#pragma unroll
-      for (int j = 0; j < Width; ++j) top[j] = max(top[j], exponent_of(v[u][j]));
-  }
-  for (int j = 0; j < Width; ++j) scratch[warp][lane * Width + j] = top[j];
-  __syncthreads();
-  const int at = threadIdx.x;
-  if (at < kWarp * Width && first + at < p.width) {
-    int most = kNoExponent;
-    for (int w = 0; w < kWarps; ++w) most = max(most, scratch[w][at]);
-    if (first + at < p.K) p.most[first + at] = most;
-    p.c[first + at] = static_cast<int8_t>(first + at < p.K ? above(most) : 0);
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) p.most[p.K] = 0;
-}
-
-// A warp has kAtOnce rows. They are asked for before the columns' exponents are there: what was before
-// that launch has ended.
-template <template <int> class Source, int Width>
-__global__ void __launch_bounds__(kColumnThreads)
-    row_exponents_kernel(const __grid_constant__ SplitWeights p) {
-  using Rows = Source<Width>;
-  constexpr int kPieces = kPiecesOfRow<Width>, kSpan = kWarp * Width;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t row = (blockIdx.x * int64_t{kColumnWarps} + warp) * Rows::kAtOnce;
-  const int64_t apart = max(int64_t{kSpan}, p.K / kPieces / 4 * 4);
-  const int pieces = p.K < kLongRow ? kPieces / 2 : kPieces;
-  Rows source;
-  typename Rows::Number v[kPieces][Rows::kAtOnce][Width];
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int64_t k = piece * apart + lane * Width;
-    typename Rows::Asked asked;
-    source.ask(asked, p, row, 1, piece < pieces && k < p.K ? p.rows : 0, k);
-    source.make(v[piece], asked);
-  }
-  wait_for_previous();
-  if (row >= p.rows) return;
-  int top[Rows::kAtOnce];
-  for (int u = 0; u < Rows::kAtOnce; ++u) top[u] = kNoExponent;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int64_t k = piece * apart + lane * Width;
-    int c[Width] = {};
-    if (k < p.K) take<Width>(c, p.c + k);
-#pragma unroll
-    for (int u = 0; u < Rows::kAtOnce; ++u)
-#pragma unroll
-      for (int j = 0; j < Width; ++j)
-        if (const int exponent = exponent_of(v[piece][u][j]); exponent != kNoExponent)
-          top[u] = max(top[u], exponent - c[j]);
-  }
-#pragma unroll
-  for (int u = 0; u < Rows::kAtOnce; ++u) {
-    const int most = __reduce_max_sync(kFullWarp, top[u]);
-    if (lane == 0 && row + u < p.rows)
-      p.e[row + u] = most == kNoExponent ? kNothing : most - kSampleTop;
-  }
-}
 
 // Of the columns of a thread: notes the exponents that exceed their columns'. By an integer maximum,
 // which no order changes.
@@ -135,42 +37,58 @@ template <template <int> class Source, int Width>
 __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
     split_weights_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
+  using T = typename Rows::Number;
+  constexpr T kMostOfRow = 1 << (kTop + 1);
   wait_for_previous();
+  let_next_begin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   // rows and a step beyond fit in an int: the launcher has looked
-  const int each = static_cast<int>((p.rows + p.slices - 1) / p.slices);
+  const int slices = static_cast<int>(p.slices);
+  const int each = (static_cast<int>(p.rows) + slices - 1) / slices;
   const int begin = static_cast<int>(blockIdx.y) * each + warp;
   const int end = min(static_cast<int>(blockIdx.y) * each + each, static_cast<int>(p.rows));
   const bool inside = k < p.K;
   int c[Width] = {};
   if (inside) take<Width>(c, p.c + k);
-  bool beyond = false;
+  T most[Width];  // of a column's numbers
+#pragma unroll
+  for (int j = 0; j < Width; ++j) most[j] = power_of_two<T>(min(c[j] + kBeyond, 127));
+  bool within = true;
   constexpr int kStep = kColumnWarps * Rows::kAtOnce;
   Rows source;
   typename Rows::Asked asked;
-  source.ask(asked, p, begin, kColumnWarps, inside ? end : 0, k);
+  int e[Rows::kAtOnce];
+  const auto ask = [&](int row) {
+    source.ask(asked, p, row, kColumnWarps, inside ? end : 0, k);
+#pragma unroll
+    for (int u = 0; u < Rows::kAtOnce; ++u)
+      e[u] = row + u * kColumnWarps < end ? __ldg(p.e + row + u * kColumnWarps) : 0;
+  };
+  ask(begin);
   for (int row = begin; row < end && k < p.width; row += kStep) {
-    typename Rows::Number v[Rows::kAtOnce][Width];
+    T v[Rows::kAtOnce][Width];
+    int s[Rows::kAtOnce][Width];
     source.make(v, asked);
-    source.ask(asked, p, row + kStep, kColumnWarps, inside ? end : 0, k);  // in flight meanwhile
+#pragma unroll
+    for (int u = 0; u < Rows::kAtOnce; ++u)
+#pragma unroll
+      for (int j = 0; j < Width; ++j) s[u][j] = -c[j] - e[u];
+    ask(row + kStep);  // in flight meanwhile
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u) {
       const int r = row + u * kColumnWarps;
       if (r >= end) break;
-      const int e = p.e[r];
-      int s[Width];
-#pragma unroll
-      for (int j = 0; j < Width; ++j) {
-        s[j] = -c[j] - e;
-        const int exponent = exponent_of(v[u][j]), most = min(kBeyond - 1, kTop + e);
-        beyond |= (exponent != kNoExponent && exponent - c[j] > most) || v[u][j] - v[u][j] != 0;
-      }
-      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u], s);
       if (inside) source.give(p, r, k, v[u]);
+#pragma unroll
+      for (int j = 0; j < Width; ++j) within &= fabs(v[u][j]) < most[j];  // NaN is not
+      scale<Width>(v[u], s[u]);
+#pragma unroll
+      for (int j = 0; j < Width; ++j) within &= fabs(v[u][j]) < kMostOfRow;
+      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u]);
     }
   }
-  if (beyond) note_beyond<Source, Width>(p, begin, end, k);
+  if (!within) note_beyond<Source, Width>(p, begin, end, k);
   source.finish(p, first);
 }
 
@@ -198,6 +116,7 @@ __global__ void __launch_bounds__(kAgainThreads, kColumnBlocks)
     split_again_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   wait_for_previous();
+  let_next_begin();
   const bool again = p.most[p.K] != 0;
   if (p.fold == kDifference) add_slices(p);
   if (!again) return;
@@ -230,17 +149,17 @@ __global__ void __launch_bounds__(kAgainThreads, kColumnBlocks)
       source.make(v, asked);
       int s[Width];
       for (int j = 0; j < Width; ++j) s[j] = -above(p.most[k + j]) - e;
-      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), static_cast<int>(row), k),
-                         v[0], s);
+      scale<Width>(v[0], s);
+      give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), static_cast<int>(row), k), v[0]);
     }
     __syncthreads();  // before scratch is written for the next row
   }
 }
 
-template <template <int> class Source, int Width>
+template <template <int> class Source, int Width, int Lanes>
 static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   const int64_t across = (p.width + kColumnsOfBlock<Width> - 1) / kColumnsOfBlock<Width>;
-  constexpr int kRowsOfBlock = kColumnWarps * Source<Width>::kAtOnce;
+  constexpr int kRowsOfBlock = kColumnThreads / Lanes * Source<Width>::kAtOnce;
   const int64_t down = (p.rows + kRowsOfBlock - 1) / kRowsOfBlock;
   constexpr int64_t kMost = INT32_MAX - (1 << 20);  // rows, a slice and a step beyond are int
   if (across > INT32_MAX || p.rows > kMost || p.slices > 4096)
@@ -253,19 +172,25 @@ static cudaError_t launch_source(const SplitWeights& p, cudaStream_t stream) {
   };
   for (const cudaError_t error :
        {launch(column_exponents_kernel<Source, Width>, columns, kSampleThreads),
-        launch(row_exponents_kernel<Source, Width>, rows, kColumnThreads),
+        launch(row_exponents_kernel<Source, Width, Lanes>, rows, kColumnThreads),
         launch(split_weights_kernel<Source, Width>, tiles, kColumnThreads),
         launch(split_again_kernel<Source, Width>, again, kAgainThreads)})
     if (error != cudaSuccess) return error;
   return cudaSuccess;
 }
 
+template <template <int> class Source, int Width>
+static cudaError_t launch_lanes(const SplitWeights& p, cudaStream_t stream) {
+  return p.K < kLongRow ? launch_source<Source, Width, 8>(p, stream)
+                        : launch_source<Source, Width, kWarp>(p, stream);
+}
+
 template <int Width>
 static cudaError_t launch_width(const SplitWeights& p, cudaStream_t stream) {
   switch (p.fold) {
-    case kDifference: return launch_source<Differences, Width>(p, stream);
-    case kMean: return launch_source<Means, Width>(p, stream);
-    default: return launch_source<WholeRows, Width>(p, stream);
+    case kDifference: return launch_lanes<Differences, Width>(p, stream);
+    case kMean: return launch_lanes<Means, Width>(p, stream);
+    default: return launch_lanes<WholeRows, Width>(p, stream);
   }
 }
 
