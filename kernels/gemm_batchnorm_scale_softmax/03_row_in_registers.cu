@@ -14,7 +14,6 @@ constexpr int threads_of(int team) { return team < 128 ? 128 : team; }  // of a 
 template <int Team, int Width>
 __global__ void __launch_bounds__(threads_of(Team)) map_softmax_row_kernel(Tail p) {
   wait_for_previous();
-  let_next_begin();
   const int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / Team;
   if (i >= p.B) return;  // whole warps; where a block is several teams, nobody waits in it
   const int64_t first = threadIdx.x % Team * Width;

@@ -14,7 +14,6 @@ constexpr int kThreads = 128, kEach = kTile / kThreads;
 template <int Width, bool Finish>
 __global__ void __launch_bounds__(kThreads) map_softmax_tile_kernel(Tail p) {
   wait_for_previous();
-  let_next_begin();
   static_assert(kEach % Width == 0, "whole loads");
   Partial* parts = reinterpret_cast<Partial*>(p.partial);
   for (int64_t job = blockIdx.x; job < p.B * p.tiles; job += gridDim.x) {

@@ -20,7 +20,6 @@ template <int Width>
 __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     batch_slices_kernel(Centre p) {
   wait_for_previous();
-  let_next_begin();
   int64_t begin, end;
   rows_of(p, blockIdx.y, begin, end);
   double* partial = p.partial + blockIdx.y * p.K;
@@ -47,7 +46,6 @@ __device__ __forceinline__ float lower_median(float (&v)[kGroups], int count) {
 
 __global__ void __launch_bounds__(kColumnThreads) batch_centre_kernel(Centre p) {
   wait_for_previous();
-  let_next_begin();
   const int64_t k = blockIdx.x * static_cast<int64_t>(kColumnThreads) + threadIdx.x;
   if (k >= p.K) return;
   float means[kGroups];

@@ -12,7 +12,6 @@ constexpr int kFeatures = 8, kInFlight = 8;  // warps of a block; loads of a thr
 template <int Width>
 __global__ void __launch_bounds__(kFeatures* kWarp) batch_mean_kernel(Mean p) {
   wait_for_previous();
-  let_next_begin();
   const int64_t n = blockIdx.x * static_cast<int64_t>(kFeatures) + threadIdx.x / kWarp;
   if (n >= p.N) return;  // a whole warp
   const int lane = threadIdx.x % kWarp;

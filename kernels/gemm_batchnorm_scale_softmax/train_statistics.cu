@@ -13,7 +13,6 @@ constexpr int kBatchThreads = 256, kLanes = 32, kRows = kBatchThreads / kLanes, 
 template <int Width>
 __global__ void __launch_bounds__(kBatchThreads) batch_sums_kernel(Statistics p) {
   wait_for_previous();
-  let_next_begin();
   constexpr int kSums = 2 * Width;  // of the differences, then of their squares
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int64_t n = (blockIdx.x * static_cast<int64_t>(kLanes) + lane) * Width;
@@ -46,7 +45,6 @@ __global__ void __launch_bounds__(kBatchThreads) batch_sums_kernel(Statistics p)
 
 __global__ void __launch_bounds__(kBatchThreads) batch_map_kernel(Statistics p) {
   wait_for_previous();
-  let_next_begin();
   const int64_t n = blockIdx.x * static_cast<int64_t>(kBatchThreads) + threadIdx.x;
   double sum = 0, square = 0;
   for (int64_t slice = 0; n < p.N && slice < p.slices; ++slice) {

@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolCh
   __shared__ int place;
   __shared__ double scratch[Threads / kWarp];
   wait_for_previous();
-  let_next_begin();
   const bool dips = p.scale < 0;
   const int64_t i = blockIdx.x, start = threadIdx.x * Width, step = Threads * Width;
   float u[Width];

@@ -17,7 +17,6 @@ template <int WideX, int WideG>  // floats a load: 4 where the alignment allows 
 __global__ void __launch_bounds__(kThreads) half_maxpool_sum_scale_kernel(Pooled p) {
   __shared__ double scratch[2][kThreads / kWarp];
   wait_for_previous();
-  let_next_begin();
   const int64_t i = blockIdx.x;
   const float *x = p.x + i * p.x_stride, *g = p.g + i * p.M;
   double sum = 0, size = 0;

@@ -89,7 +89,6 @@ __global__ void __launch_bounds__(kGuardThreads) guard_maxpool_sum_scale_kernel(
   __shared__ int64_t row[kGuardRows];
   __shared__ bool is_last;
   wait_for_previous();
-  let_next_begin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t feature = blockIdx.x * kGuardFeatures, mine = feature + lane * kMine;
   bool any = false;

@@ -37,7 +37,6 @@ __device__ __forceinline__ void take_centred(float (&v)[Width], const float* row
 template <int Threads, int Floats, int Width>
 __global__ void __launch_bounds__(Threads, kResident / Threads) split_rows_kernel(SplitRows p) {
   wait_for_previous();
-  let_next_begin();
   constexpr int kHeld = Floats / Width;  // loads of a thread that stay
   constexpr int kStep = Threads * Width, kAtOnce = kStep * kHeld;
   const float* row = p.x + blockIdx.x * p.x_stride;

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   constexpr int kWarps = kSampleThreads / kWarp;
   __shared__ int scratch[kWarps][kWarp * Width];
   wait_for_previous();
-  let_next_begin();
+  let_next_begin();  // it asks for its rows meanwhile
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   const int64_t sampled = max(int64_t{8}, kSampled / p.group), step = (p.rows + sampled - 1) / sampled;
@@ -78,7 +78,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     source.make(v[piece], asked);
   }
   wait_for_previous();
-  let_next_begin();
   int top[kAtOnce];
   for (int u = 0; u < kAtOnce; ++u) top[u] = kNoExponent;
 #pragma unroll

@@ -37,7 +37,7 @@ struct WholeRows {
 __device__ __forceinline__ void fold_bias(const SplitWeights& p) {
   __shared__ double scratch[kColumnWarps];
   double sum = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t m = threadIdx.x; m < p.rows; m += kColumnThreads) {
     const double even = __ldg(p.bias + 2 * m), odd = __ldg(p.bias + 2 * m + 1);
     p.shift[m] = even - odd;

@@ -1,7 +1,7 @@
 // Splitting weights in halves while they are read, and folded.
-// Who owns what: a block owns 32 lanes of 4 columns in a slice of V's rows, its 8 warps every 8th row
-//   (columns.cuh). Before, exponents (samples.cuh). Behind, a block adds sums of slices, of 32 columns at a
-//   time; then it owns a row at a time: it returns at once, or splits again.
+// Who owns what: a block owns 32 lanes of 4 columns in a slice of V's rows, its 8 warps some rows
+//   by turns. Before, exponents (samples.cuh). Behind, a block adds sums of slices, of 8 columns at a time;
+//   then it owns a row at a time: it returns at once, or splits again.
 // Moves: W once, and a hundredth or so for the samples; as many bytes of halves as V has in float.
 #include "halves.cuh"
 #include "samples.cuh"
@@ -40,14 +40,13 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
   using T = typename Rows::Number;
   constexpr T kMostOfRow = 1 << (kTop + 1);
   wait_for_previous();
-  let_next_begin();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   // rows and a step beyond fit in an int: the launcher has looked
   const int slices = static_cast<int>(p.slices);
-  const int each = (static_cast<int>(p.rows) + slices - 1) / slices;
-  const int begin = static_cast<int>(blockIdx.y) * each + warp;
-  const int end = min(static_cast<int>(blockIdx.y) * each + each, static_cast<int>(p.rows));
+  const int each = ((static_cast<int>(p.rows) + slices - 1) / slices + 7) / 8 * 8;
+  const int begin = static_cast<int>(blockIdx.y) * each;
+  const int end = min(begin + each, static_cast<int>(p.rows));
   const bool inside = k < p.K;
   int c[Width] = {};
   if (inside) take<Width>(c, p.c + k);
@@ -60,13 +59,14 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
   typename Rows::Asked asked;
   int e[Rows::kAtOnce];
   const auto ask = [&](int row) {
-    source.ask(asked, p, row, kColumnWarps, inside ? end : 0, k);
+    source.ask(asked, p, row, 1, inside ? end : 0, k);
 #pragma unroll
-    for (int u = 0; u < Rows::kAtOnce; ++u)
-      e[u] = row + u * kColumnWarps < end ? __ldg(p.e + row + u * kColumnWarps) : 0;
+    for (int u = 0; u < Rows::kAtOnce; ++u) e[u] = row + u < end ? __ldg(p.e + row + u) : 0;
   };
-  ask(begin);
-  for (int row = begin; row < end && k < p.width; row += kStep) {
+  // a warp's rows are neighbours, two of which fill a line of halves
+  const int first_row = begin + warp * Rows::kAtOnce;
+  ask(first_row);
+  for (int row = first_row; row < end && k < p.width; row += kStep) {
     T v[Rows::kAtOnce][Width];
     int s[Rows::kAtOnce][Width];
     source.make(v, asked);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
     ask(row + kStep);  // in flight meanwhile
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u) {
-      const int r = row + u * kColumnWarps;
+      const int r = row + u;
       if (r >= end) break;
       if (inside) source.give(p, r, k, v[u]);
 #pragma unroll
@@ -88,25 +88,29 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
       give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u]);
     }
   }
-  if (!within) note_beyond<Source, Width>(p, begin, end, k);
+  if (!within) note_beyond<Source, Width>(p, begin + warp, end, k);
   source.finish(p, first);
 }
 
-// s <- the sums of the slices, in a fixed order: a warp adds every eighth of them.
+// s <- the sums of the slices, in a fixed order: lanes of 8 columns add every 32nd of them.
 __device__ __forceinline__ void add_slices(const SplitWeights& p) {
-  constexpr int kWarps = kAgainThreads / kWarp;
-  __shared__ double scratch[kWarps][kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (int64_t first = blockIdx.x * int64_t{kWarp}; first < p.K; first += gridDim.x * int64_t{kWarp}) {
-    const int64_t k = first + lane;
+  constexpr int kColumns = 8, kTeams = kAgainThreads / kColumns, kWarps = kAgainThreads / kWarp;
+  __shared__ double scratch[kWarps][kColumns];
+  const int column = threadIdx.x % kColumns, team = threadIdx.x / kColumns;
+  for (int64_t first = blockIdx.x * int64_t{kColumns}; first < p.K;
+       first += gridDim.x * int64_t{kColumns}) {
+    const int64_t k = first + column;
     double sum = 0;
 #pragma unroll 8
-    for (int64_t slice = warp; slice < p.slices; slice += kWarps)
+    for (int64_t slice = team; slice < p.slices; slice += kTeams)
       sum += k < p.K ? p.partial[slice * p.K + k] : 0.0;
-    scratch[warp][lane] = sum;
+#pragma unroll
+    for (int apart = kColumns; apart < kWarp; apart *= 2)
+      sum += __shfl_xor_sync(kFullWarp, sum, apart);
+    if (threadIdx.x % kWarp < kColumns) scratch[threadIdx.x / kWarp][column] = sum;
     __syncthreads();
-    for (int w = 1; w < kWarps && warp == 0; ++w) sum += scratch[w][lane];
-    if (warp == 0 && k < p.K) p.s[k] = sum;
+    for (int w = 1; w < kWarps && threadIdx.x < kColumns; ++w) sum += scratch[w][column];
+    if (threadIdx.x < kColumns && k < p.K) p.s[k] = sum;
     __syncthreads();  // before the next columns
   }
 }
@@ -116,7 +120,6 @@ __global__ void __launch_bounds__(kAgainThreads, kColumnBlocks)
     split_again_kernel(const __grid_constant__ SplitWeights p) {
   using Rows = Source<Width>;
   wait_for_previous();
-  let_next_begin();
   const bool again = p.most[p.K] != 0;
   if (p.fold == kDifference) add_slices(p);
   if (!again) return;
