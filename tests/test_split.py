@@ -7,7 +7,10 @@ are compiled to cubin, and their machine code is read.
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,8 +103,8 @@ def folded_halves(W: Tensor, fold: str) -> tuple[split.Halves, Tensor]:
     return found, V
 
 
-# Of the rows up to 128 are looked at for the columns' exponents, of the columns 64 for a row's, and 256
-# of 4096 columns or more.
+# Of the rows up to 128 are looked at for the columns' exponents, of the columns 64 for a row's, and
+# 256 of 4096 columns or more.
 WEIGHTS = [(1, 1), (9, 31), (8, 64), (130, 2049), (3, 8196), (300, 1500), (2, 20000), (520, 132)]
 
 
@@ -126,8 +129,8 @@ def test_of_no_rows_sums_and_exponents_are_zero():
     assert not found.columns.any() and not sums.any() and not total.any()
 
 
-# Where the samples do not look: rows but every third (of V: 300), columns behind 128, but some in the
-# middle.
+# Where the samples do not look: rows but every third (of V: 300), columns behind 128, but some in
+# the middle.
 FAR = {"above": 2.0**30, "a little above": 2.0**4, "as far as floats go": 2.0**126}
 
 
@@ -579,6 +582,37 @@ def cubin(name: str, arch: str) -> build.CubinReport:
 def test_splitting_compiles_without_spills(name, arch):
     for kernel in cubin(name, arch).kernels:
         assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel
+
+
+def torn_stores(file: Path, common: Path) -> int:
+    """Stores of 4 bytes at an offset of 4: of four halves, the second half."""
+    report = build.cubin(file, arch="90", include=[common, file.parent], flags=["-DWB_CUDA"])
+    parts = re.split(r"(?=\s\.text\.)", disassembled(report.path))
+    code = "".join(part for part in parts if "Li4EEv" in part[:120])
+    assert "STG" in code
+    return len(re.findall(r"STG\.E desc\S+\[\S+\+0x4\]", code))
+
+
+@needs_nvcc
+def test_four_halves_are_stored_at_once():
+    assert torn_stores(KERNELS / "split_rows" / "split_rows.cu", KERNELS / "common") == 0
+
+
+@needs_nvcc
+def test_control_of_a_plain_copy_four_halves_are_not(tmp_path):
+    for folder in ("common", "split_rows"):
+        shutil.copytree(KERNELS / folder, tmp_path / folder)
+    header = tmp_path / "common" / "vector.cuh"
+    text = header.read_text()
+    first = text.index("    const half2 a = ")
+    end = text.index("  } else {", first)
+    plain = "    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(v);\n"
+    header.write_text(text[:first] + plain + text[end:])
+    header = tmp_path / "common" / "halves.cuh"
+    text, halves_of_row = header.read_text(), "  half h[Width], l[Width];\n"
+    assert text.count(halves_of_row) == 1
+    header.write_text(text.replace(halves_of_row, f"  alignas(8) {halves_of_row.strip()}\n"))
+    assert torn_stores(tmp_path / "split_rows" / "split_rows.cu", tmp_path / "common") > 0
 
 
 @needs_nvcc

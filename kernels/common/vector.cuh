@@ -29,7 +29,7 @@ __device__ __forceinline__ void take(int (&c)[Width], const int8_t* from) {
   }
 }
 
-// Each in one store: of plain copies the compiler makes several, of parts of their sectors. What is
+// Each in one store: of a plain copy the compiler may make several, of parts of their sectors. What is
 // written none reads in the same kernel.
 template <int Width>
 __device__ __forceinline__ void give(half* to, const half (&v)[Width]) {

@@ -68,21 +68,22 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
   ask(first_row);
   for (int row = first_row; row < end && k < p.width; row += kStep) {
     T v[Rows::kAtOnce][Width];
-    int s[Rows::kAtOnce][Width];
+    int of[Rows::kAtOnce];
     source.make(v, asked);
 #pragma unroll
-    for (int u = 0; u < Rows::kAtOnce; ++u)
-#pragma unroll
-      for (int j = 0; j < Width; ++j) s[u][j] = -c[j] - e[u];
+    for (int u = 0; u < Rows::kAtOnce; ++u) of[u] = e[u];
     ask(row + kStep);  // in flight meanwhile
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u) {
       const int r = row + u;
       if (r >= end) break;
       if (inside) source.give(p, r, k, v[u]);
+      int s[Width];
+#pragma unroll
+      for (int j = 0; j < Width; ++j) s[j] = -c[j] - of[u];
 #pragma unroll
       for (int j = 0; j < Width; ++j) within &= fabs(v[u][j]) < most[j];  // NaN is not
-      scale<Width>(v[u], s[u]);
+      scale<Width>(v[u], s);
 #pragma unroll
       for (int j = 0; j < Width; ++j) within &= fabs(v[u][j]) < kMostOfRow;
       give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u]);
