@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 
 // The first statement of a kernel that `launch_dependent` starts, by all threads: nothing may be read or
@@ -23,22 +24,35 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+static __global__ void any_kernel() {}
+
+// True where kernels of this file wait, on the current device: not those that the driver has translated
+// from code for an earlier GPU. Asked once a device: it takes a microsecond.
+static inline bool kernels_wait(int device) {
+  constexpr int kDevices = 64, kHopper = 90;
+  static std::atomic<signed char> known[kDevices];  // 1: yes, -1: no
+  const bool listed = device >= 0 && device < kDevices;
+  if (const int found = listed ? known[device].load() : 0; found != 0) return found > 0;
+  cudaFuncAttributes attributes = {};
+  const bool yes = cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess &&
+                   attributes.ptxVersion >= kHopper;
+  if (listed) known[device] = yes ? 1 : -1;
+  return yes;
+}
+
 // kernel<<<grid, threads, shared, stream>>>(arguments...), which waits for what is before it in the
 // stream by itself; on earlier GPUs a launch like any other.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared,
                              cudaStream_t stream, const Arguments&... arguments) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = major >= 9 ? 1 : 0;
+  config.attrs = &attribute, config.numAttrs = kernels_wait(device) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
