@@ -120,7 +120,6 @@ def test_weights_are_split_to_22_bits(shape, fold):
     assert away(found, V).max() <= 2.0**-22
 
 
-
 @on_hopper
 def test_code_for_an_earlier_gpu_waits_for_the_kernel_before(monkeypatch):
     """PTX of 8.0, which has no such wait: its launches have to be launches as ever."""
