@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import drawn, needs_compiler, outcome
+from kit import assert_accurate, drawn, needs_compiler, needs_gpu, outcome, truth
 from maxpool import PROBLEM, U32, chain, magnitudes, parameters, running, values, windows
 from torch import Tensor, nn
+
+from workbook.families import FAMILIES
 
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
 HOLDING = [step for step in PROBLEM.steps if step.holds]
@@ -173,6 +175,35 @@ def test_plain_torch_is_the_folded_chain(shape):
 ])  # fmt: skip
 def test_products_are_halved_from_a_size_on(N, K, pool, halved):
     assert running.is_folded(torch.empty(N, K), pool) == halved
+
+
+@pytest.mark.parametrize(("N", "K", "float32", "tf32"), [
+    (2048, 256, True, True), (2047, 256, True, False), (512, 256, True, False),
+    (511, 4096, False, False), (4096, 255, False, False),
+])  # fmt: skip
+def test_three_products_of_halves_serve_fewer_features(N, K, float32, tf32):
+    shape = {"N": N, "K": K}
+    assert running.makes_product("float32", shape) == float32
+    assert running.makes_product("tf32", shape) == tf32
+    assert not running.is_halved(torch.empty(N, K), 2) or N >= 2048, "on a CPU as before"
+    assert not running.is_halved(torch.empty(N, K), 3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("family", ["uniform", "normal", "one huge row", "wide range"])
+@pytest.mark.parametrize(("N", "K"), [(512, 512), (514, 4096), (1023, 8192), (512, 32768)])
+def test_of_few_features_half_a_product_is_as_accurate(family, N, K):
+    model, new = (twin.cuda() for twin in twins(K, N, 2, 0.5))
+    x = FAMILIES[family](128, K, torch.Generator().manual_seed(1)).cuda()
+    with torch.no_grad():
+        assert_accurate(new(x), model(x), truth(model, x))
+        for parameter in (*model.parameters(), *new.parameters()):
+            parameter.mul_(-1.5)  # in place: folded anew
+        assert_accurate(new(x), model(x), truth(model, x))
+        row = new(x)[5]
+        x[3] = math.nan
+        y = new(x)
+        assert y[3].isnan() and y[5] == row and y.isfinite().sum() == 127
 
 
 def test_the_parameters_are_widened_where_they_are_few():

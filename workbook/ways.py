@@ -49,14 +49,14 @@ PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 MEANWHILE = 0.5  # 1e6 numbers that come in the time of a pair of panels: the best fit of tenths
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("torch", "float32"): (11.28, 18.22, 1.176, 2.032, 1.117),
-    ("split", "float32"): (6.399, 2.31, 2.109, 3.854, 2.163),
-    ("raw", "float32"): (4.387, 1.395, 4.038, 0.5951, 1.733),
-    ("torch", "tf32"): (8.299, 1.891, 0.7455, 0.1971, 0.776),
-    ("split", "tf32"): (4.226, 2.057, 0.9124, 6.413, 1.804),
-    ("through", "tf32"): (4.921, 2.043, 0.7525, 5.737, 1.85),
-    ("raw", "tf32"): (5.198, 0.953, 3.032, 0.4407, 1.609),
-    ("floats", "tf32"): (2.561, 0.7226, 4.196, 1.199, 1.346),
+    ("torch", "float32"): (13, 18.19, 1.132, 2.065, 1.227),
+    ("split", "float32"): (7.273, 2.125, 2.042, 5.701, 1.949),
+    ("raw", "float32"): (5.182, 1.367, 4.461, 0.6311, 1.656),
+    ("torch", "tf32"): (9.874, 1.834, 0.7584, 0.3388, 0.8246),
+    ("split", "tf32"): (6.388, 1.861, 0.8827, 7.048, 1.756),
+    ("through", "tf32"): (6.839, 1.825, 0.7186, 6.553, 1.801),
+    ("raw", "tf32"): (6.274, 0.9611, 3.151, 0.442, 1.575),
+    ("floats", "tf32"): (4.252, 0.7186, 4.256, 1.138, 1.321),
 }
 # The halves' recorded times have a sum of their parts behind them. A tail reads these, too, so that
 # is counted; it saves a launch and writing the sum: microseconds, and those for 1e6 numbers, by the

@@ -65,7 +65,7 @@ class ModelNew(Model):
         if operands is not None and options is not None:
             weight, pool = operands[1], options[0]
             if pool <= weight.size(0):
-                op = OP if running.is_folded(weight, pool) else DIRECT
+                op = OP if running.is_halved(weight, pool) else DIRECT
                 return op(*operands, *options)
         normal.explain(x, linear)
         return super().forward(x)
@@ -107,7 +107,7 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
 @torch.no_grad()
 def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
     """(halves of D, four tensors, c (M,), w_sum (K,), b_sum ()); `fold` where nothing is halved."""
-    if pool != 2 or not running.is_folded(weight, pool):
+    if pool != 2 or not running.is_halved(weight, pool):
         return fold(dtype, weight, bias, pool)
     halves, w_sum, shifts, b_sum = split.halved_differences(weight, bias)
     return *halves, shifts.to(dtype), w_sum.to(dtype), b_sum.to(dtype)
@@ -256,6 +256,7 @@ problem = Problem(
     },
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // 2 if pool == 2 else 0,
+    makes_product=running.makes_product,
     fold_halves=lambda model: fold_halves(torch.float64, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     edges=road.EDGES,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbook import gemm, ops, split
+from workbook import gemm, ops, precision, split
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # The same where halves are multiplied. Tensor cores draw each |g| toward zero, by 9e-8 of it, which
@@ -17,6 +17,9 @@ LIMIT_OF_HALVES = 2.0
 # in_features and out_features from which a product is halved. Below, a row's few roundings do not
 # average, and eager's own error is luck: ours has to be smaller, or the same.
 LEAST = (256, 2048)
+# The same where three products of halves are made: they err less than eager's one in float32. Of
+# fewer features the sum cancels now and then, and one row of it done again takes milliseconds.
+LEAST_OF_HALVES = (256, 512)
 ROUGH = 4096  # out_features from which oneDNN may make the whole product: it rounds twice as much
 WIDE, PRODUCTS = 1 << 20, 1 << 24  # weights, multiplications at most of what is done in float64
 BLOCK, ROWS = 1 << 20, 1024  # elements and rows of a block on a CPU: 4 MB stay in its caches
@@ -26,8 +29,23 @@ ELEMENTS = 1 << 28  # of a product at a time on a GPU
 
 def is_folded(weight: Tensor, pool: int) -> bool:
     """True where half a product, or none, stands for weight (N, K) and that pool."""
-    N, K = weight.size(0), weight.size(1)
-    return pool == 1 or (pool == 2 and K >= LEAST[0] and N >= LEAST[1])
+    return pool == 1 or (pool == 2 and _reach(LEAST, *weight.shape))
+
+
+def is_halved(weight: Tensor, pool: int) -> bool:
+    """`is_folded`, or where three products of halves may stand for weight, on a GPU."""
+    few = pool == 2 and weight.is_cuda and _reach(LEAST_OF_HALVES, *weight.shape)
+    return few or is_folded(weight, pool)
+
+
+def _reach(least: tuple[int, int], N: int, K: int) -> bool:
+    return K >= least[0] and N >= least[1]
+
+
+def makes_product(route: str, shape: Mapping[str, int]) -> bool:
+    """Whether differences are multiplied by halves, if that is faster, at a shape of pairs."""
+    few = route == "float32" and _reach(LEAST_OF_HALVES, shape["N"], shape["K"])
+    return few or _reach(LEAST, shape["N"], shape["K"])
 
 
 def widened(dtype: torch.dtype, weight: Tensor, bias: Tensor, *_: object) -> tuple[Tensor, ...]:
@@ -156,7 +174,7 @@ def run_split(
     direct: Callable, limit: float = LIMIT_OF_HALVES,
 ) -> Tensor:  # fmt: skip
     """The same by halves of the differences, on tensor cores."""
-    if options[0] != 2 or not is_folded(parameters[0], 2):
+    if options[0] != 2 or not is_halved(parameters[0], 2):
         return direct(x, *parameters, *options)
     return _half(
         run, x, parameters, folded[4:], options, lambda part: _by_halves(part, folded), limit
@@ -178,7 +196,9 @@ def differences(x: Tensor, folded: tuple, place: str) -> Tensor:
 
 def suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
     """True where half a product is large enough for the tensor cores of this GPU."""
-    return pool == 2 and is_folded(weight, pool) and split.suits(x, weight.size(0) // 2)
+    N, K = weight.shape
+    makes = pool == 2 and makes_product(precision.chosen_route(), {"N": N, "K": K})
+    return makes and split.suits(x, N // 2)
 
 
 def _half(
