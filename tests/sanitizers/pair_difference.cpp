@@ -20,4 +20,5 @@ void cases() {
   for (const int64_t M : {0, 1, 2, 3, 7, 8})
     for (const int64_t K : {1, 16, 17, 1023, 1025, 17001}) one(M, K);
   one(65, 17001);  // D has more than one large page
+  one(65, 17008);  // and goes past the caches
 }

@@ -93,14 +93,15 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     """
     if pool > 2:
         return ()
-    used = bias.size(0) // pool * pool  # the pool drops a feature that is left over
-    weight, bias = weight[:used], bias[:used].double()
-    end = used if pool == 2 else 0
-    shifts = bias[0:end:2] - bias[1:end:2]
+    used = bias.size(0) // pool * pool
+    if used < bias.size(0):  # the pool drops a feature that is left over
+        weight, bias = weight[:used], bias[:used]
+    bias = bias.double()
     if pool == 2:
+        shifts = bias[0::2] - bias[1::2]
         differences, w_sum = sums.pair_difference(weight)
     else:
-        differences, w_sum = weight[:0].clone(), sums.column_sum(weight)
+        shifts, differences, w_sum = bias[:0], weight[:0].clone(), sums.column_sum(weight)
     return differences, shifts.to(dtype), w_sum.to(dtype), bias.sum().to(dtype)
 
 
