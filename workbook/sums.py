@@ -13,16 +13,22 @@ from workbook import ops
 __all__ = [
     "COLUMN_SUM",
     "GROUP_MEAN",
+    "MEAN_FOLD",
     "PAIR_DIFFERENCE",
+    "PAIR_FOLD",
     "column_sum",
     "group_mean",
+    "mean_fold",
     "pair_difference",
+    "pair_fold",
 ]
 
 # The sources of each, under kernels/: they count in the digest of who folds with it.
 COLUMN_SUM = ("column_sum/column_sum.cpp", "column_sum/column_sum.cu")
 GROUP_MEAN = ("group_mean/group_mean.cpp", "group_mean/group_mean.cu")
 PAIR_DIFFERENCE = ("pair_difference/pair_difference.cpp", "pair_difference/pair_difference.cu")
+# On a CPU, with the bias, in one op: torch's small ones take as long as reading the weights.
+MEAN_FOLD, PAIR_FOLD = ("mean_fold/mean_fold.cpp",), ("pair_fold/pair_fold.cpp",)
 
 
 @functools.cache
@@ -107,3 +113,40 @@ def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, T
         if both:
             exact[first:last] = found
     return means, exact
+
+
+@functools.cache
+def _fold(name: str) -> Callable | None:
+    return ops.built(name, "cpu", [f"{name}.cpp"])
+
+
+def pair_fold(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """weight (N, K), bias (N) -> (D (M, K), shifts (M), w_sum (K), b_sum ()), M = N // 2.
+
+    Row 2m less row 2m + 1 of both, and the sums of both over 2 M rows; D in the weights' type, the
+    rest in float64.
+    """
+    run = _fold("pair_fold") if _are_usable(weight, bias) else None
+    if run is not None:
+        return run(weight, bias)
+    used = bias.size(0) // 2 * 2
+    weight, bias = weight[:used], bias[:used].double()
+    differences, w_sum = pair_difference(weight)
+    return differences, bias[0::2] - bias[1::2], w_sum, bias.sum()
+
+
+def mean_fold(
+    weight: Tensor, bias: Tensor, pool: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """weight (N, K), bias (N) -> (w, b, w_exact, b_exact): `group_mean` of both."""
+    usable = dtype == torch.float32 and _are_usable(weight, bias)
+    run = _fold("mean_fold") if usable else None
+    if run is not None:
+        return run(weight, bias, pool)
+    w, w_exact = group_mean(weight, pool, dtype)
+    b, b_exact = group_mean(bias.unsqueeze(1), pool, dtype)
+    return w, b.flatten(), w_exact, b_exact.flatten()
+
+
+def _are_usable(weight: Tensor, bias: Tensor) -> bool:
+    return weight.is_cpu and bias.is_cpu and _is_usable(weight) and _is_usable(bias)

@@ -75,7 +75,6 @@ def _options(model: nn.Module) -> tuple[int, float] | None:
     return size, float(scale)
 
 
-@torch.no_grad()
 def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
     """w (M, K), b (M,) in dtype, w_exact, b_exact in float64: means of `pool` neighbouring rows.
 
@@ -86,18 +85,13 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     groups = bias.size(0) // pool if pool > 0 else 0
     if not groups:
         raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
-    nothing = bias.new_empty(0, dtype=torch.float64)
+    if torch.is_grad_enabled():  # to ask takes less than to switch it off
+        weight, bias = weight.detach(), bias.detach()
     if pool == 1:
-        w, b = (t.detach().to(dtype).contiguous() for t in (weight, bias))
+        nothing = bias.new_empty(0, dtype=torch.float64)
+        w, b = (t.to(dtype).contiguous() for t in (weight, bias))
         return w, b, nothing, nothing
-    w, w_exact = sums.group_mean(weight, pool, dtype)
-    b, b_exact = _mean_of(bias, pool, dtype)
-    return w, b, w_exact, b_exact
-
-
-def _mean_of(bias: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    b, b_exact = sums.group_mean(bias.unsqueeze(1), pool, dtype)
-    return b.flatten(), b_exact.flatten()
+    return sums.mean_fold(weight, bias, pool, dtype)
 
 
 def plain(
@@ -201,7 +195,7 @@ def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> 
         folded = fold(dtype, weight, bias, pool)
         return *folded, *split.halved(folded[0])
     halves, w, w_exact = split.halved_means(weight, pool)
-    b, b_exact = _mean_of(bias, pool, dtype)
+    b, b_exact = (t.flatten() for t in sums.group_mean(bias.unsqueeze(1), pool, dtype))
     return w, b, w_exact, b_exact, *halves
 
 
@@ -290,7 +284,7 @@ OP = ops.FusedOp(
         "blocks": ops.Form(_run_blocks),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.GROUP_MEAN),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), (*sums.MEAN_FOLD, *sums.GROUP_MEAN)),
         "cuda": ops.Kernel("winner", ("05_winner_in_double.cu",), sums.GROUP_MEAN),
         "hopper": ops.Kernel(
             "split", ("05_winner_in_double.cu",), (*split.SHARED, *sums.GROUP_MEAN)

@@ -84,7 +84,6 @@ def _options(model: nn.Module) -> tuple[int, float] | None:
     return (size, float(scale)) if usual else None
 
 
-@torch.no_grad()
 def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
     """(D (M, K), c (M,), w_sum (K,), b_sum ()): differences and sums of rows; no gradients.
 
@@ -93,16 +92,14 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     """
     if pool > 2:
         return ()
-    used = bias.size(0) // pool * pool
-    if used < bias.size(0):  # the pool drops a feature that is left over
-        weight, bias = weight[:used], bias[:used]
-    bias = bias.double()
+    if torch.is_grad_enabled():  # to ask takes less than to switch it off
+        weight, bias = weight.detach(), bias.detach()
     if pool == 2:
-        shifts = bias[0::2] - bias[1::2]
-        differences, w_sum = sums.pair_difference(weight)
+        differences, shifts, w_sum, b_sum = sums.pair_fold(weight, bias)
     else:
-        shifts, differences, w_sum = bias[:0], weight[:0].clone(), sums.column_sum(weight)
-    return differences, shifts.to(dtype), w_sum.to(dtype), bias.sum().to(dtype)
+        differences, shifts = weight[:0].clone(), bias[:0].double()
+        w_sum, b_sum = sums.column_sum(weight), bias.double().sum()
+    return differences, shifts.to(dtype), w_sum.to(dtype), b_sum.to(dtype)
 
 
 @torch.no_grad()
@@ -203,7 +200,7 @@ OP = ops.FusedOp(
         ),
     },
     kernels={
-        "cpu": ops.Kernel("blocks", ("cpu.cpp",), sums.PAIR_DIFFERENCE),
+        "cpu": ops.Kernel("blocks", ("cpu.cpp",), (*sums.PAIR_FOLD, *sums.PAIR_DIFFERENCE)),
         "cuda": ops.Kernel("half", ("05_half_gemm_guard.cu",), FOLDS),
         "hopper": ops.Kernel("split", ("05_half_gemm_guard.cu",), (*split.SHARED, *FOLDS)),
     },
