@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -52,14 +53,14 @@ def assert_pairs(run, shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pairs_are_folded_as_by_their_parts(shape):
-    assert_pairs(sums._fold("pair_fold"), shape)
+    assert_pairs(sums._pair_fold(), shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("pool", POOLS)
 def test_means_are_folded_as_by_their_parts(pool, shape):
     W, bias = drawn(shape, 3), drawn(shape[:1], 4)
-    assert_same(sums._fold("mean_fold")(W, bias, pool), means(W, bias, pool))
+    assert_same(sums._mean_fold()(W, bias, pool), means(W, bias, pool))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (6, 0), (0, 0), (1, 0)])
@@ -97,23 +98,27 @@ def test_what_the_op_can_not_read_goes_by_parts(what, monkeypatch):
     }[what]()
     same = [t.clone(memory_format=torch.contiguous_format).float() for t in (W, bias)]
     wanted = sums.pair_fold(*same), sums.mean_fold(*same, 4, F32)
-    kept, seen = sums._fold, []
-    none = what == "no compiler"
-    monkeypatch.setattr(sums, "_fold", lambda name: seen.append(name) if none else kept(name))
+    seen = []
+    if what == "no compiler":
+        monkeypatch.setattr(sums, "_pair_fold", lambda: seen.append("pairs"))
+        monkeypatch.setattr(sums, "_mean_fold", lambda: seen.append("means"))
     for found, of in zip((sums.pair_fold(W, bias), sums.mean_fold(W, bias, 4, F32)), wanted,
                          strict=True):  # fmt: skip
         for one, other in zip(found, of, strict=True):
             if one.numel() or what != "float64":  # another type has no means beside its own
                 torch.testing.assert_close(one.double(), other.double(), rtol=1e-6, atol=1e-6)
-    assert seen == (["pair_fold", "mean_fold"] if none else [])
+    assert seen == (["pairs", "means"] if what == "no compiler" else [])
 
 
 def test_the_chains_fold_by_them_and_without_gradients(monkeypatch):
-    kept, seen = sums._fold, []
-    monkeypatch.setattr(sums, "_fold", lambda name: (seen.append(name), kept(name))[1])
+    seen = []
+    for name in ("_pair_fold", "_mean_fold"):
+        run = getattr(sums, name)()
+        call = partial(lambda of, run, *given: (seen.append(of), run(*given))[1], name, run)
+        monkeypatch.setattr(sums, name, lambda call=call: call)
     W, bias = (torch.nn.Parameter(t) for t in (drawn((2050, 300), 1), drawn((2050,), 2)))
     folded = *paired.fold(torch.float64, W, bias, 2), *averaged.fold(F32, W, bias, 16)
-    assert seen == ["pair_fold", "mean_fold"]
+    assert seen == ["_pair_fold", "_mean_fold"]
     assert not any(t.requires_grad for t in folded)
     for pool in (1, 2):
         assert not any(t.requires_grad for t in paired.fold(torch.float64, W, bias, pool))
@@ -136,16 +141,16 @@ def test_they_do_not_depend_on_how_many_threads_there_are():
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("pair_fold", ((4, 3), (3,)), r"bias: got float32 \(3\); wants .* \(4\)"),
-        ("pair_fold", ((4,), (4,)), "W: got float32"),
-        ("mean_fold", ((4, 3), (5,), 2), r"bias: got float32 \(5\); wants .* \(4\)"),
-        ("mean_fold", ((4, 3), (4,), 0), "pool: got 0; wants at least 1"),
+        ("_pair_fold", ((4, 3), (3,)), r"bias: got float32 \(3\); wants .* \(4\)"),
+        ("_pair_fold", ((4,), (4,)), "W: got float32"),
+        ("_mean_fold", ((4, 3), (5,), 2), r"bias: got float32 \(5\); wants .* \(4\)"),
+        ("_mean_fold", ((4, 3), (4,), 0), "pool: got 0; wants at least 1"),
     ],
 )
 def test_the_bindings_refuse_what_they_can_not_read(name, arguments, words):
     given = (torch.zeros(a) if isinstance(a, tuple) else a for a in arguments)
     with pytest.raises(RuntimeError, match=words):
-        sums._fold(name)(*given)
+        getattr(sums, name)()(*given)
 
 
 SABOTAGE = {  # of pair_fold.cpp

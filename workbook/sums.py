@@ -116,8 +116,13 @@ def group_mean(weight: Tensor, pool: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 @functools.cache
-def _fold(name: str) -> Callable | None:
-    return ops.built(name, "cpu", [f"{name}.cpp"])
+def _pair_fold() -> Callable | None:
+    return ops.built("pair_fold", "cpu", ["pair_fold.cpp"])
+
+
+@functools.cache
+def _mean_fold() -> Callable | None:
+    return ops.built("mean_fold", "cpu", ["mean_fold.cpp"])
 
 
 def pair_fold(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -126,7 +131,7 @@ def pair_fold(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     Row 2m less row 2m + 1 of both, and the sums of both over 2 M rows; D in the weights' type, the
     rest in float64.
     """
-    run = _fold("pair_fold") if _are_usable(weight, bias) else None
+    run = _pair_fold() if _are_usable(weight, bias) else None
     if run is not None:
         return run(weight, bias)
     used = bias.size(0) // 2 * 2
@@ -140,7 +145,7 @@ def mean_fold(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """weight (N, K), bias (N) -> (w, b, w_exact, b_exact): `group_mean` of both."""
     usable = dtype == torch.float32 and _are_usable(weight, bias)
-    run = _fold("mean_fold") if usable else None
+    run = _mean_fold() if usable else None
     if run is not None:
         return run(weight, bias, pool)
     w, w_exact = group_mean(weight, pool, dtype)
