@@ -12,6 +12,7 @@ from kit import assert_accurate, drawn, needs_compiler, needs_gpu, outcome, trut
 from maxpool import PROBLEM, U32, chain, magnitudes, parameters, running, values, windows
 from torch import Tensor, nn
 
+from workbook import split
 from workbook.families import FAMILIES
 
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
@@ -192,9 +193,11 @@ def test_three_products_of_halves_serve_fewer_features(N, K, float32, tf32):
 @needs_gpu
 @pytest.mark.parametrize("family", ["uniform", "normal", "one huge row", "wide range"])
 @pytest.mark.parametrize(("N", "K"), [(512, 512), (514, 4096), (1023, 8192), (512, 32768)])
-def test_of_few_features_half_a_product_is_as_accurate(family, N, K):
+def test_of_few_features_half_a_product_is_as_accurate(family, N, K, monkeypatch):
     model, new = (twin.cuda() for twin in twins(K, N, 2, 0.5))
     x = FAMILIES[family](128, K, torch.Generator().manual_seed(1)).cuda()
+    seen, product = [], split.product
+    monkeypatch.setattr(split, "product", lambda *a, **k: (seen.append(a), product(*a, **k))[1])
     with torch.no_grad():
         assert_accurate(new(x), model(x), truth(model, x))
         for parameter in (*model.parameters(), *new.parameters()):
@@ -204,6 +207,14 @@ def test_of_few_features_half_a_product_is_as_accurate(family, N, K):
         x[3] = math.nan
         y = new(x)
         assert y[3].isnan() and y[5] == row and y.isfinite().sum() == 127
+    halved = torch.cuda.get_device_capability() == (9, 0) and K > 512  # else torch is the faster
+    assert len(seen) == (4 if halved else 0)
+
+
+def test_form_half_folds_nothing_where_it_multiplies_whole():
+    W, bias = drawn((512, 256), 1), drawn((512,), 2)
+    assert chain.fold_half(torch.float64, W, bias, 2) == ()
+    assert len(chain.fold_half(torch.float64, drawn((2048, 256), 1), drawn((2048,), 2), 2)) == 4
 
 
 def test_the_parameters_are_widened_where_they_are_few():

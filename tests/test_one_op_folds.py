@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from functools import partial
 
 import pytest
@@ -123,6 +125,18 @@ def test_the_chains_fold_by_them_and_without_gradients(monkeypatch):
     for pool in (1, 2):
         assert not any(t.requires_grad for t in paired.fold(torch.float64, W, bias, pool))
         assert not any(t.requires_grad for t in averaged.fold(F32, W, bias, pool))
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+def test_a_fold_does_not_keep_its_parameters(pool):
+    for chain, size in ((averaged, (96, 64, pool, 2.0)), (paired, (300, 2048, pool, 0.5))):
+        model = chain.ModelNew(*size)
+        alive = [weakref.ref(parameter) for parameter in model.parameters()]
+        model(torch.ones(3, size[0]))
+        before = len(chain.OP.folds)
+        del model
+        gc.collect()
+        assert not any(ref() is not None for ref in alive) and len(chain.OP.folds) < before
 
 
 def test_they_do_not_depend_on_how_many_threads_there_are():

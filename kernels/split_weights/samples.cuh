@@ -1,6 +1,6 @@
 // Exponents of columns and of rows, from samples of V.
 // Who owns what: of columns, a block owns 128 of them, its warps some rows each; of rows, 32 lanes own some,
-//   or 8 of short ones, each in some columns. All of a sample is asked for at once: both wait for memory.
+//   or 8 of short ones, each in some columns. Both wait for memory.
 #pragma once
 #include "dependent_launch.cuh"
 #include "reduce.cuh"
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   constexpr int kWarps = kSampleThreads / kWarp;
   __shared__ int scratch[kWarps][kWarp * Width];
   wait_for_previous();
-  let_next_begin();  // it asks for its rows meanwhile
+  let_next_begin();  // it may ask for its rows meanwhile
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t first = blockIdx.x * kColumnsOfBlock<Width>, k = first + lane * Width;
   const int64_t sampled = max(int64_t{8}, kSampled / p.group), step = (p.rows + sampled - 1) / sampled;
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) p.most[p.K] = 0;
 }
 
-// Lanes have kAtOnce rows. These are asked for before the columns' exponents are there: what was before
-// that launch has ended.
+// Lanes have kAtOnce rows. These may be asked for before the columns' exponents are there: what was
+// before that launch has ended. (Of means they are; other loads the compiler moves behind the wait.)
 template <template <int> class Source, int Width, int Lanes>
 __global__ void __launch_bounds__(kColumnThreads)
     row_exponents_kernel(const __grid_constant__ SplitWeights p) {

@@ -11,25 +11,27 @@ constexpr int kBeyond = 6;       // a column's numbers may exceed their sample b
 constexpr int kSplitBlocks = 3;  // of a processor, at least: registers for what is in flight
 constexpr int kAgainThreads = 256, kAgainBlocks = 1024;
 
-// Of the columns of a thread: notes the exponents that exceed their columns'. By an integer maximum,
-// which no order changes.
+// Of the rows and columns of a thread: notes the exponents that exceed their columns'. By an integer
+// maximum, which no order changes.
 template <template <int> class Source, int Width>
-__device__ __noinline__ void note_beyond(const SplitWeights& p, int64_t begin, int64_t end,
+__device__ __noinline__ void note_beyond(const SplitWeights& p, int64_t first, int64_t end,
                                          int64_t k) {
   using Rows = Source<Width>;
-  for (int64_t row = begin; row < end; row += kColumnWarps) {
-    Rows source;
-    typename Rows::Number v[Rows::kAtOnce][Width];
-    typename Rows::Asked asked;
-    source.ask(asked, p, row, 1, row + 1, k);
-    source.make(v, asked);
-    for (int j = 0; j < Width; ++j) {
-      const int exponent = exponent_of(v[0][j]);
-      if (exponent == kNoExponent || exponent - p.c[k + j] < kBeyond) continue;
-      if (*const_cast<volatile int*>(p.most + k + j) < exponent)
-        atomicMax(p.most + k + j, exponent);
+  constexpr int kStep = kColumnWarps * Rows::kAtOnce;
+  for (int64_t row = first; row < end; row += kStep)
+    for (int64_t r = row; r < end && r < row + Rows::kAtOnce; ++r) {
+      Rows source;
+      typename Rows::Number v[Rows::kAtOnce][Width];
+      typename Rows::Asked asked;
+      source.ask(asked, p, r, 1, r + 1, k);
+      source.make(v, asked);
+      for (int j = 0; j < Width; ++j) {
+        const int exponent = exponent_of(v[0][j]);
+        if (exponent == kNoExponent || exponent - p.c[k + j] < kBeyond) continue;
+        if (*const_cast<volatile int*>(p.most + k + j) < exponent)
+          atomicMax(p.most + k + j, exponent);
+      }
     }
-  }
   p.most[p.K] = 1;
 }
 
@@ -50,9 +52,9 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
   const bool inside = k < p.K;
   int c[Width] = {};
   if (inside) take<Width>(c, p.c + k);
-  T most[Width];  // of a column's numbers
+  T most[Width];  // of a column's numbers; 2^128 is infinity
 #pragma unroll
-  for (int j = 0; j < Width; ++j) most[j] = power_of_two<T>(min(c[j] + kBeyond, 127));
+  for (int j = 0; j < Width; ++j) most[j] = power_of_two<T>(min(c[j] + kBeyond, 128));
   bool within = true;
   constexpr int kStep = kColumnWarps * Rows::kAtOnce;
   Rows source;
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
 #pragma unroll
     for (int u = 0; u < Rows::kAtOnce; ++u) e[u] = row + u < end ? __ldg(p.e + row + u) : 0;
   };
-  // a warp's rows are neighbours, two of which fill a line of halves
+  // rows of a warp at a time are neighbours, two of which fill a line of halves
   const int first_row = begin + warp * Rows::kAtOnce;
   ask(first_row);
   for (int row = first_row; row < end && k < p.width; row += kStep) {
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kColumnThreads, kSplitBlocks)
       give_halves<Width>(p.hi, p.lo, place(static_cast<int>(p.rows), r, k), v[u]);
     }
   }
-  if (!within) note_beyond<Source, Width>(p, begin + warp, end, k);
+  if (!within) note_beyond<Source, Width>(p, first_row, end, k);
   source.finish(p, first);
 }
 

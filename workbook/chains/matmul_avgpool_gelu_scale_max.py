@@ -85,9 +85,9 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     groups = bias.size(0) // pool if pool > 0 else 0
     if not groups:
         raise RuntimeError(f"pool: got {pool}, wants 1 to out_features = {bias.size(0)}")
-    if torch.is_grad_enabled():  # to ask takes less than to switch it off
+    if pool == 1 or torch.is_grad_enabled():  # to ask takes less than to switch it off
         weight, bias = weight.detach(), bias.detach()
-    if pool == 1:
+    if pool == 1:  # views: who keeps the fold does not keep the parameters
         nothing = bias.new_empty(0, dtype=torch.float64)
         w, b = (t.to(dtype).contiguous() for t in (weight, bias))
         return w, b, nothing, nothing

@@ -102,6 +102,11 @@ def fold(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[T
     return differences, shifts.to(dtype), w_sum.to(dtype), b_sum.to(dtype)
 
 
+def fold_half(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
+    """`fold` where half a product in float32 stands for the whole one; else ()."""
+    return fold(dtype, weight, bias, pool) if running.is_folded(weight, pool) else ()
+
+
 @torch.no_grad()
 def fold_halves(dtype: torch.dtype, weight: Tensor, bias: Tensor, pool: int) -> tuple[Tensor, ...]:
     """(halves of D, four tensors, c (M,), w_sum (K,), b_sum ()); `fold` where nothing is halved."""
@@ -149,7 +154,7 @@ def _vjp(
     if not usual or ops.is_watched() or backward.is_capturing(x):
         return None
     place = OP.place(x, weight, bias, pool, scale)
-    form = OP.forms["split"] if place == "hopper" else None
+    form = {"hopper": OP.forms["split"], "cuda": OP.forms["half"]}.get(place)
     folded = OP.folded(OP.dtype, weight, bias, pool, scale, form=form)
     g = running.differences(x, folded, place)
     return back.vjp(grad, needed, (x, weight, bias), g, scale)
@@ -194,7 +199,7 @@ OP = ops.FusedOp(
         "chain": ops.Form(running.run_chain, ("-DWB_CHAIN",), reads="before"),
         "tail": ops.Form(running.run_tail, ("-DWB_TAIL",), reads="before"),
         "blocks": ops.Form(partial(running.run_half_blocks, direct=DIRECT), ("-DWB_BLOCKS",)),
-        "half": ops.Form(partial(running.run_half, direct=DIRECT)),
+        "half": ops.Form(partial(running.run_half, direct=DIRECT), fold=fold_half),
         "split": ops.Form(
             partial(running.run_split, direct=DIRECT), fold=fold_halves, suits=running.suits_split
         ),
