@@ -167,7 +167,7 @@ def test_a_number_that_the_samples_do_not_show(far, width, fold):
         W[row * each, 200] = W[row * each, width - 1] = far
     found, V = folded_halves(W, fold)
     assert away(found, V).max() <= 2.0**-22
-    if far > 2.0**6 * W.median():  # so far that all is split again, by exponents of all of V
+    if far >= FAR["above"]:  # so far that all is split again, by exponents of all of V
         most = V[:, [200, width - 1]].abs().amax(0).log2().floor() + 1
         assert torch.equal(
             found.columns[[200, width - 1]].cpu(), most.clamp(max=126).to(torch.int8)
