@@ -24,8 +24,8 @@ FILES = {  # what they are built with, for a GPU that has such launches
     "gemm_batchnorm_scale_softmax/train_statistics.cu": ("-DWB_TILES", "-DWB_TRAIN"),
 }
 USUAL = ("add_slices_kernel", "fold_kernel")  # launched as ever
-# May read weights before: all but the launch before it has ended. These are loads of its own kind,
-# which what the launch before it writes is not read by. Of means it does.
+# May read weights before: all but the launch before it has ended. Weights have a kind of load to
+# themselves; what that launch writes is read by others. Of means the compiler leaves them before.
 EARLY, OF_WEIGHTS = "row_exponents_kernel", "LDG.E.NA."
 TOUCHES = re.compile(
     r"\b(LDG|LD|STG|ST|ATOMG|ATOM|REDG|RED|UTMALDG|UTMASTG|UBLKCP|LDGSTS|CCTL)\b[.\w]* "

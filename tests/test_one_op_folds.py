@@ -53,6 +53,11 @@ def assert_pairs(run, shape: tuple[int, int]) -> None:
     assert torch.equal(W, drawn(shape, 3)) and torch.equal(bias, drawn(shape[:1], 4))
 
 
+def assert_means(run, shape: tuple[int, int], pool: int = 3) -> None:
+    W, bias = drawn(shape, 3), drawn(shape[:1], 4)
+    assert_same(run(W, bias, pool), means(W, bias, pool))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pairs_are_folded_as_by_their_parts(shape):
     assert_pairs(sums._pair_fold(), shape)
@@ -61,8 +66,7 @@ def test_pairs_are_folded_as_by_their_parts(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("pool", POOLS)
 def test_means_are_folded_as_by_their_parts(pool, shape):
-    W, bias = drawn(shape, 3), drawn(shape[:1], 4)
-    assert_same(sums._mean_fold()(W, bias, pool), means(W, bias, pool))
+    assert_means(sums._mean_fold(), shape, pool)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (6, 0), (0, 0), (1, 0)])
@@ -167,20 +171,26 @@ def test_the_bindings_refuse_what_they_can_not_read(name, arguments, words):
         getattr(sums, name)()(*given)
 
 
-SABOTAGE = {  # of pair_fold.cpp
-    "the bias is added": ("even - odd", "even + odd"),
-    "every bias once": ("even + odd", "even"),
-    "a strip is lost": ("(p.K + kPairStrip - 1) / kPairStrip", "p.K / kPairStrip"),
+SABOTAGE = {  # (op, what): (old, new)
+    ("pair_fold", "the bias is added"): ("even - odd", "even + odd"),
+    ("pair_fold", "every other bias"): ("even + odd", "even"),
+    ("pair_fold", "a strip is lost"): ("(p.K + kPairStrip - 1) / kPairStrip", "p.K / kPairStrip"),
+    ("mean_fold", "a bias of its own"): ("1, p.groups, p.pool}", "1, p.groups, 1}"),
+    ("mean_fold", "a group is lost"): (
+        "p.w_exact, p.K, p.groups,",
+        "p.w_exact, p.K, p.groups - 1,",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", SABOTAGE)
-def test_control_a_sabotaged_kernel_is_rejected(name):
-    old, new = SABOTAGE[name]
-    file = paths.kernels() / "pair_fold" / "pair_fold.cpp"
+@pytest.mark.parametrize(("name", "what"), SABOTAGE)
+def test_control_a_sabotaged_kernel_is_rejected(name, what):
+    old, new = SABOTAGE[name, what]
+    file = paths.kernels() / name / f"{name}.cpp"
     text = file.read_text(encoding="utf-8")
     assert len(re.findall(re.escape(old), text)) == 1
-    library = ops.kernel_library("pair_fold", "cpu", {file.name: text.replace(old, new)})
+    library = ops.kernel_library(name, "cpu", {file.name: text.replace(old, new)})
+    run, check = library.op("run").default, {"pair_fold": assert_pairs, "mean_fold": assert_means}
     with pytest.raises(AssertionError):
         for shape in SHAPES:
-            assert_pairs(library.op("run").default, shape)
+            check[name](run, shape)

@@ -18,7 +18,7 @@ LIMIT_OF_HALVES = 2.0
 # average, and eager's own error is luck: ours has to be smaller, or the same.
 LEAST = (256, 2048)
 # The same where three products of halves are made: they err less than eager's one in float32. Of
-# fewer features the sum cancels now and then, and one row of it done again takes milliseconds.
+# fewer features a row's sum cancels now and then, and to do it again there are few blocks.
 LEAST_OF_HALVES = (256, 512)
 ROUGH = 4096  # out_features from which oneDNN may make the whole product: it rounds twice as much
 WIDE, PRODUCTS = 1 << 20, 1 << 24  # weights, multiplications at most of what is done in float64
