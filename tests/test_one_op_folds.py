@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import re
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -194,3 +196,68 @@ def test_control_a_sabotaged_kernel_is_rejected(name, what):
     with pytest.raises(AssertionError):
         for shape in SHAPES:
             check[name](run, shape)
+
+
+LARGE = (2050, 2051)  # the fold of pairs: 8 MB, more than the heap keeps by itself
+
+
+def assert_folds_are_their_own(run) -> None:
+    """Folds that live at the same time, and a view of one that is gone, keep their values."""
+    weights = [drawn(LARGE, seed) for seed in range(3)]
+    bias = drawn(LARGE[:1], 9)
+    wanted = [W[0::2] - W[1::2] for W in weights]
+    for _ in range(2):  # then in memory of folds that are gone
+        found = [run(W, bias)[0] for W in weights]
+        assert all(map(torch.equal, found, wanted))
+        view = found[0][3:]
+        del found
+        for W in weights:
+            run(W, bias)
+        assert torch.equal(view, wanted[0][3:])
+
+
+def test_folds_at_the_same_time_have_their_own_memory():
+    assert_folds_are_their_own(sums._pair_fold())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is kept on Linux")
+def test_the_memory_of_a_fold_that_is_gone_is_used_again():
+    W, bias = drawn(LARGE, 0), drawn(LARGE[:1], 1)
+    model = paired.ModelNew(LARGE[1], LARGE[0], 2, 0.5)
+    places = set()
+    for _ in range(6):
+        places.add(sums.pair_fold(W, bias)[0].data_ptr())
+        sums.mean_fold(W, bias, 2, F32)
+    assert len(places) == 1
+    for scale in (1.0, 2.0, 3.0):  # and by a model whose weights change
+        with torch.no_grad():
+            model.matmul.weight.copy_(W * scale)
+        model(drawn((2, LARGE[1]), 3))
+        of = (model.matmul.weight, model.matmul.bias)
+        places |= {e.folded[0].data_ptr() for e in paired.OP.folds._entries.values() if e.is_of(of)}
+    assert len(places) == 1
+
+
+def test_folds_of_many_threads_have_their_own_memory():
+    weights = [drawn(LARGE, seed) for seed in range(4)]
+    bias = drawn(LARGE[:1], 9)
+
+    def folds(W: Tensor) -> bool:
+        return all(torch.equal(sums.pair_fold(W, bias)[0], W[0::2] - W[1::2]) for _ in range(8))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(folds, weights))
+
+
+def test_control_memory_that_is_given_away_while_it_is_used_is_noticed():
+    header = (paths.kernels() / "common" / "kept_memory.h").read_text(encoding="utf-8")
+    line = "  void* const memory = block.mutable_data_ptr();"
+    assert header.count(line) == 1
+    binding = paths.kernels() / "pair_fold" / "binding.cpp"
+    text = binding.read_text(encoding="utf-8").replace(
+        '#include "kept_memory.h"', header.replace(line, f"{line} KeptMemory::here().give(block);")
+    )
+    sources = {binding.name: text, "pair_fold.cpp": (binding.parent / "pair_fold.cpp").read_text()}
+    library = ops.kernel_library("pair_fold", "cpu", sources)
+    with pytest.raises(AssertionError):
+        assert_folds_are_their_own(library.op("run").default)

@@ -100,7 +100,11 @@ class FoldCache:
                 return entry.folded if capturing else self._ordered(entry, where)
             if not capturing and entry.is_fresh(tensors):
                 return self._ordered(entry, where)
-        if capturing or any(t.is_inference() for t in tensors):
+        if capturing:
+            return _made(make)
+        del entry  # what is stale goes first: the new fold may take its memory
+        self._entries.pop(key, None)
+        if any(t.is_inference() for t in tensors):
             return _made(make)
         return self._keep(key, tensors, make)
 

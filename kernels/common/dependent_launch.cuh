@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstddef>
 
-// The first statement of a kernel that `launch_dependent` starts, by all threads: nothing may be read or
-// written before, since the kernel before may still run. Its last blocks end meanwhile.
+// Of a kernel that `launch_dependent` starts, by all threads, before it reads or writes what a kernel
+// before may still write or read: its first statement, but where samples.cuh samples rows.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -17,7 +17,7 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // After that, by all threads, where the next kernel has something to do before it waits: once all blocks
 // have said so, or ended, its blocks take what room there is. Where this kernel leaves multiprocessors
-// empty they crowd on those, so it is not for products: next to one of 64 tiles a tail took 5 us more.
+// empty they crowd on those, so it is not for products: behind a small one a tail took 5 us more.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -34,8 +34,11 @@ static inline bool kernels_wait(int device) {
   const bool listed = device >= 0 && device < kDevices;
   if (const int found = listed ? known[device].load() : 0; found != 0) return found > 0;
   cudaFuncAttributes attributes = {};
-  const bool yes = cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess &&
-                   attributes.ptxVersion >= kHopper;
+  if (cudaFuncGetAttributes(&attributes, any_kernel) != cudaSuccess) {
+    cudaGetLastError();  // asked for again at the next launch, which says what is wrong
+    return false;
+  }
+  const bool yes = attributes.ptxVersion >= kHopper;
   if (listed) known[device] = yes ? 1 : -1;
   return yes;
 }

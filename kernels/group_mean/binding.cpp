@@ -30,12 +30,8 @@ void run(const wb::Tensor& W, int64_t pool, wb::Tensor& w, wb::Tensor& w_exact) 
 #else
   wb::expect_huge_pages(p.w, w.numel() * sizeof(float));
   if (both) wb::expect_huge_pages(p.w_exact, w_exact.numel() * sizeof(double));
-  const int64_t tasks = p.groups * ((K + kStrip - 1) / kStrip);
-  // Elements of W below which a second thread costs more than it gives.
-  constexpr int64_t kLeast = 32768;
-  const int64_t of_a_task = pool * (K < kStrip ? K : kStrip);
-  const int64_t grain = of_a_task < kLeast ? kLeast / of_a_task : 1;
-  wb::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) { launch(p, begin, end); });
+  wb::parallel_for(0, tasks_of(p), grain_of(p),
+                   [&](int64_t begin, int64_t end) { launch(p, begin, end); });
 #endif
 }
 

@@ -4,8 +4,14 @@
 
 #include "mean_rows.h"
 
-static_assert(kStrip == kMeanStrip, "tasks are strips");
+namespace {
 
-void launch(const GroupMean& p, int64_t begin, int64_t end) {
-  take_means({p.W, p.w, p.w_exact, p.K, p.groups, p.pool}, begin, end);
-}
+Means of(const GroupMean& p) { return {p.W, p.w, p.w_exact, p.K, p.groups, p.pool}; }
+
+}  // namespace
+
+int64_t tasks_of(const GroupMean& p) { return tasks_of(of(p)); }
+
+int64_t grain_of(const GroupMean& p) { return grain_of(of(p)); }
+
+void launch(const GroupMean& p, int64_t begin, int64_t end) { take_means(of(p), begin, end); }

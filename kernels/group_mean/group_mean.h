@@ -14,7 +14,7 @@ struct GroupMean {
 #include <cuda_runtime.h>
 cudaError_t launch(const GroupMean& p, cudaStream_t stream);
 #else
+int64_t tasks_of(const GroupMean& p);
+int64_t grain_of(const GroupMean& p);  // tasks of a thread, at least
 void launch(const GroupMean& p, int64_t begin, int64_t end);  // tasks begin <= i < end
 #endif
-
-constexpr int64_t kStrip = 1024;  // columns of one task on a CPU: 4 KB of each row, 8 KB of sums

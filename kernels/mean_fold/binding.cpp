@@ -1,9 +1,8 @@
 // The fold of means as a torch op: one, for torch's small ones take as long as reading the weights.
 #include <tuple>
-#include <utility>
 
 #include "fresh_tensor.h"
-#include "huge_pages.h"
+#include "kept_memory.h"
 #include "mean_fold.h"
 #include "stable.h"
 
@@ -18,17 +17,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const Tensor& W, const Tensor& bi
   MeanFold p{};
   p.K = W.size(1), p.groups = W.size(0) / pool, p.pool = pool;
   wb::expect(bias, "bias", wb::Float, {W.size(0)});
-  const auto both = [&](int32_t dtype) {
-    return std::pair{wb::fresh({p.groups, p.K}, dtype), wb::fresh({p.groups}, dtype)};
-  };
-  auto [w, b] = both(aoti_torch_dtype_float32());
-  auto [w_exact, b_exact] = both(aoti_torch_dtype_float64());
+  Tensor w = wb::kept<float>(p.groups, p.K),
+         b = wb::fresh({p.groups}, aoti_torch_dtype_float32()),
+         w_exact = wb::kept<double>(p.groups, p.K),
+         b_exact = wb::fresh({p.groups}, aoti_torch_dtype_float64());
   p.W = W.const_data_ptr<float>(), p.bias = bias.const_data_ptr<float>();
   p.w = w.mutable_data_ptr<float>(), p.b = b.mutable_data_ptr<float>();
   p.w_exact = w_exact.mutable_data_ptr<double>(), p.b_exact = b_exact.mutable_data_ptr<double>();
   if (p.groups == 0) return {w, b, w_exact, b_exact};
-  wb::expect_huge_pages(p.w, p.groups * p.K * sizeof(float));
-  wb::expect_huge_pages(p.w_exact, p.groups * p.K * sizeof(double));
   if (p.K > 0)
     wb::parallel_for(0, tasks_of(p), grain_of(p),
                      [&](int64_t begin, int64_t end) { take_weights(p, begin, end); });

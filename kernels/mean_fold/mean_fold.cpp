@@ -1,4 +1,4 @@
-// Weights as mean_rows.h takes them; the bias by one thread, while it is short beside a row of them.
+// Weights as mean_rows.h takes them; the bias by one thread: it is short beside them.
 // Moves: W once, 4 N K bytes; w and w_exact, 12 K N / pool.
 #include "mean_fold.h"
 

@@ -9,14 +9,6 @@
 constexpr int kPairs = kColumnsInFlight / 2;
 
 template <int Width>
-__device__ __forceinline__ void give_floats(float* to, const float (&v)[Width]) {
-  if constexpr (Width == 4)
-    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-  else
-    *to = v[0];
-}
-
-template <int Width>
 __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     pair_difference_slice_kernel(PairDifference p) {
   const int lane = threadIdx.x % kColumnLanes, warp = threadIdx.x / kColumnLanes;
@@ -43,7 +35,7 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
         difference[j] = a[u][j] - b[u][j];
         sum[j] += static_cast<double>(a[u][j]) + static_cast<double>(b[u][j]);
       }
-      if (m + u * kColumnWarps < end) give_floats<Width>(to + u * step, difference);
+      if (m + u * kColumnWarps < end) give<Width>(to + u * step, difference);
     }
     row += 2 * kPairs * step;
     to += kPairs * step;

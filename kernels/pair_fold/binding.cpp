@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "fresh_tensor.h"
-#include "huge_pages.h"
+#include "kept_memory.h"
 #include "pair_fold.h"
 #include "stable.h"
 
@@ -17,14 +17,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const Tensor& W, const Tensor& bi
   PairFold p{};
   p.M = W.size(0) / 2, p.K = W.size(1);
   wb::expect(bias, "bias", wb::Float, {W.size(0)});
-  Tensor D = wb::fresh({p.M, p.K}, aoti_torch_dtype_float32()),
+  Tensor D = wb::kept<float>(p.M, p.K),
          shifts = wb::fresh({p.M}, aoti_torch_dtype_float64()),
          w_sum = wb::fresh({p.K}, aoti_torch_dtype_float64()),
          b_sum = wb::fresh({}, aoti_torch_dtype_float64());
   p.W = W.const_data_ptr<float>(), p.bias = bias.const_data_ptr<float>();
   p.D = D.mutable_data_ptr<float>(), p.shifts = shifts.mutable_data_ptr<double>();
   p.w_sum = w_sum.mutable_data_ptr<double>(), p.b_sum = b_sum.mutable_data_ptr<double>();
-  wb::expect_huge_pages(p.D, p.M * p.K * sizeof(float));
   wb::parallel_for(0, tasks_of(p), 1,
                    [&](int64_t begin, int64_t end) { take_weights(p, begin, end); });
   take_bias(p);

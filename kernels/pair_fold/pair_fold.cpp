@@ -1,4 +1,4 @@
-// Weights as pair_rows.h takes them; the bias by one thread, while it is short beside a row of them.
+// Weights as pair_rows.h takes them; the bias by one thread: it is short beside them.
 // Moves: W once, 8 M K bytes; D, 4 M K.
 #include "pair_fold.h"
 
