@@ -74,6 +74,12 @@ SHAPES = [
     (0, 7, 5, 2, 2.0),
     (3, 0, 5, 2, -2.0),
     (130, 70, 600, 1, -0.1),
+    # few samples of long rows: teams of a block share the parts, while M and their width allow
+    (2, 4096, 2056, 2, 2.0),
+    (2, 4096, 4096, 1, -2.0),
+    (1, 4096, 4100, 1, 2.0),
+    (3, 4097, 1027, 1, -2.0),
+    (128, 4100, 36, 2, 2.0),
 ]
 
 
@@ -159,39 +165,56 @@ def test_nan_stays_in_its_row(name, device, scale, row):
         assert torch.equal(y[others], clean[others]) and y[row].isnan()
 
 
-def of_biases(call, biases: list[float], scale: float, device: str) -> Tensor:
+LONG = 4096  # the least K of rows that 1024 threads take, where samples are few
+
+
+def of_biases(call, biases: list[float], scale: float, device: str, columns: int = 5) -> Tensor:
     """y of one row where u is the biases, each of a group of its own."""
-    x, weight = torch.zeros(1, 5, device=device), torch.zeros(len(biases), 5, device=device)
+    x, weight = (torch.zeros(rows, columns, device=device) for rows in (1, len(biases)))
     return call(x, weight, torch.tensor(biases, device=device), 1, scale)
 
 
 @every_rung
-@pytest.mark.parametrize("count", [1, 3, 40, 600])
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 5), (3, 5), (40, 5), (600, 5), (3, LONG), (600, LONG)]
+)
 @pytest.mark.parametrize("value", [NAN, -INF])
 @pytest.mark.parametrize("scale", [2.0, 0.0, -2.0, INF, -INF])
-def test_one_u_can_make_nan_of_a_row(name, device, count, value, scale):
+def test_one_u_can_make_nan_of_a_row(name, device, count, columns, value, scale):
     """GELU of -inf is NaN, as torch has it."""
     call = rung(name, device)
     for place in {0, count // 2, count - 1}:
         biases = [0.25] * count
         biases[place] = value
-        assert of_biases(call, biases, scale, device).isnan().all()
+        assert of_biases(call, biases, scale, device, columns).isnan().all()
 
 
 @every_rung
-@pytest.mark.parametrize("count", [3, 40, 600])
-def test_an_infinite_u_wins_or_loses_by_the_sign_of_the_scale(name, device, count):
+@pytest.mark.parametrize("scale", [INF, -INF])
+@pytest.mark.parametrize("columns", [5, LONG])
+def test_an_infinite_scale_makes_nan_where_gelu_is_0(name, device, scale, columns):
+    """Of a u so low that nothing is left of it, beside one that would win."""
     call = rung(name, device)
+    for biases in ([-30.0, 0.25], [0.25, -30.0, 3.0]):
+        assert of_biases(call, biases, scale, device, columns).isnan().all()
+
+
+@every_rung
+@pytest.mark.parametrize(("count", "columns"), [(3, 5), (40, 5), (600, 5), (3, LONG), (600, LONG)])
+def test_an_infinite_u_wins_or_loses_by_the_sign_of_the_scale(name, device, count, columns):
+    call = rung(name, device)
+
+    def of(biases: list[float], scale: float) -> Tensor:
+        return of_biases(call, biases, scale, device, columns)
+
     for place in (0, count // 2, count - 1):
         biases = [0.25] * count
         biases[place] = INF
-        assert of_biases(call, biases, 2.0, device) == INF
-        assert of_biases(call, biases, 0.0, device).isnan().all(), "0 times inf"
+        assert of(biases, 2.0) == INF
+        assert of(biases, 0.0).isnan().all(), "0 times inf"
         expected = -2.0 * 0.25 * 0.5987063256829237  # Phi(0.25)
-        torch.testing.assert_close(
-            of_biases(call, biases, -2.0, device).item(), expected, rtol=1e-6, atol=0
-        )
-    assert of_biases(call, [INF] * count, -2.0, device) == -INF
+        torch.testing.assert_close(of(biases, -2.0).item(), expected, rtol=1e-6, atol=0)
+    assert of([INF] * count, -2.0) == -INF
 
 
 @every_rung
@@ -220,10 +243,14 @@ numbers = st.floats(-12, 12, width=32) | st.sampled_from([-0.75179152, -0.751791
 
 @every_rung
 @settings(deadline=None, max_examples=150)
-@given(u=st.lists(numbers, min_size=1, max_size=90), scale=st.sampled_from([2.0, 0.5, -2.0, -0.3]))
-def test_the_largest_of_any_set(name, device, u, scale):
+@given(
+    u=st.lists(numbers, min_size=1, max_size=90),
+    scale=st.sampled_from([2.0, 0.5, 0.0, -2.0, -0.3]),
+    columns=st.sampled_from([5, LONG]),
+)
+def test_the_largest_of_any_set(name, device, u, scale, columns):
     """Against every element's own GELU, in float64."""
-    y = of_biases(rung(name, device), u, scale, device).double().item()
+    y = of_biases(rung(name, device), u, scale, device, columns).double().item()
     wants = values(torch.zeros(1, 1), torch.zeros(len(u), 1), torch.tensor(u), 1, scale).amax()
     assert abs(y - wants.item()) <= 1.5 * U32 * abs(wants.item()) + 1e-13 * abs(scale) + 2.0**-149
 

@@ -2,48 +2,43 @@
 //   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
 //   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
 // Who owns what: a block owns a sample: 128 threads, 32 where its rows are short, 1024 where samples
-//   are few and their rows long.
+//   are few and their rows long. Teams of them share the parts.
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
-// Against rung 4: the error is the answer's own rounding. A large batch with many groups goes
-//   without: there it would cost a tenth of the product, and the largest of many is far from 0.
+// Against rung 4: the error is the answer's own rounding; a GELU only where a comparison does not say
+//   who wins. A large batch with many groups goes without the second value: there it would cost a
+//   tenth of the product, and the largest of many is far from 0.
 #include "dependent_launch.cuh"
-#include "parts.cuh"
-#include "reduce.cuh"
-constexpr int kManyGroups = 256, kNowhere = 0x7fffffff;
+#include "winner.cuh"
+constexpr int kManyGroups = 256;
 constexpr int64_t kCheap = 1 << 21, kShortRow = 1024;  // elements of x; K
 constexpr int64_t kFew = 128, kLongRow = 4096;         // samples, which leave processors idle; K
 
 template <int Threads, int Width>  // threads a sample; floats a load
 __global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolChain p, bool again) {
-  __shared__ float best, winner;
-  __shared__ int place;
-  __shared__ double scratch[Threads / kWarp];
+  constexpr int64_t kChunk = Threads * Width;
   wait_for_previous();
   const bool dips = p.scale < 0;
-  const int64_t i = blockIdx.x, start = threadIdx.x * Width, step = Threads * Width;
+  const int64_t i = blockIdx.x;
   float u[Width];
   Ends<float> ends = no_ends<float>(dips);
-  for (int64_t m = start; m < p.M; m += step) {
-    u_of_parts(u, p, i, m);
-    for (int c = 0; c < Width; ++c) ends = joined(ends, ends_of(u[c], dips), dips);
+  const auto of_mine = [&](int64_t chunk, const auto& f) {  // f(m, u)
+#pragma unroll
+    for (int j = 0; j < Width; ++j)
+      if (const int64_t m = chunk + threadIdx.x + j * Threads; m < p.M) f(m, u[j]);
+  };
+  for (int64_t chunk = 0; chunk < p.M; chunk += kChunk) {
+    u_of_chunk<Threads>(u, p, i, chunk);
+    of_mine(chunk, [&](int64_t, float v) { ends = joined(ends, ends_of(v, dips), dips); });
   }
   ends = team_ends<Threads>(ends, dips);
-  if (threadIdx.x == 0) {
-    const double left = scaled(ends.left, p.scale), right = scaled(ends.right, p.scale);
-    p.y[i] = best = static_cast<float>(larger(left, right));
-    winner = right >= left ? ends.right : ends.left;
-    place = kNowhere;
-  }
-  __syncthreads();
-  if (!again || best - best != 0) return;  // NaN and infinities stay
-  for (int64_t m = start; m < p.M; m += step) {
-    u_of_parts(u, p, i, m);
-    for (int c = 0; c < Width; ++c)
-      if (u[c] == winner) atomicMin(&place, static_cast<int>(m + c));
-  }
-  __syncthreads();
-  const double exact = block_sum<Threads>(share_of_u<Width>(p, i, place, start, step), scratch);
-  if (threadIdx.x == 0) p.y[i] = static_cast<float>(p.scale * gelu(exact));
+  finish_sample<Threads, Width>(p, i, ends, again, [&](float winner, int& place) {
+    for (int64_t chunk = 0; chunk < p.M; chunk += kChunk) {
+      if (p.M > kChunk) u_of_chunk<Threads>(u, p, i, chunk);
+      of_mine(chunk, [&](int64_t m, float v) {
+        if (v == winner) atomicMin(&place, static_cast<int>(m));
+      });
+    }
+  });
 }
 
 template <int Threads>

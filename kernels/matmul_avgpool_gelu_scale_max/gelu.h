@@ -14,12 +14,13 @@
 #endif
 
 constexpr float kVertex = -0.75179152f;
+constexpr double kLeast = -5.921587195794507;  // erf(z) is -1 in double for z up to here
 
 // u / 2 (1 + erf(u / sqrt 2)), as torch has it, in double. erfc keeps the digits that 1 + erf loses
-// below 0; below -8.3 torch's GELU is 0, and so is this one. Of -inf both are NaN.
+// below 0; below -8.37 torch's GELU is 0, and so is this one. Of -inf both are NaN.
 WB_BOTH double gelu(double u) {
   const double z = u * 0.70710678118654752440;
-  return 0.5 * u * (erf(z) == -1.0 ? 0.0 : erfc(-z));
+  return 0.5 * u * (z <= kLeast ? 0.0 : erfc(-z));
 }
 
 // The larger, or the smaller, of two; NaN if one is, which fmaxf would drop. T: a number, or a
