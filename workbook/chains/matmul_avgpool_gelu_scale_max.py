@@ -152,7 +152,7 @@ def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tup
 ELEMENTS = 1 << 26  # of u at a time on a GPU
 # Samples from two on that torch's product and tail are faster for, by TF32: recorded. A single one
 # torch multiplies in float32, and so do we.
-FEW = 16
+FEW = 1
 
 
 def _are_few(x: Tensor) -> bool:
