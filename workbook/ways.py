@@ -49,14 +49,14 @@ PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 MEANWHILE = 0.5  # 1e6 numbers that come in the time of a pair of panels: the best fit of tenths
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("torch", "float32"): (13, 18.19, 1.132, 2.065, 1.227),
-    ("split", "float32"): (7.273, 2.125, 2.042, 5.701, 1.949),
-    ("raw", "float32"): (5.182, 1.367, 4.461, 0.6311, 1.656),
-    ("torch", "tf32"): (9.874, 1.834, 0.7584, 0.3388, 0.8246),
-    ("split", "tf32"): (6.388, 1.861, 0.8827, 7.048, 1.756),
-    ("through", "tf32"): (6.839, 1.825, 0.7186, 6.553, 1.801),
-    ("raw", "tf32"): (6.274, 0.9611, 3.151, 0.442, 1.575),
-    ("floats", "tf32"): (4.252, 0.7186, 4.256, 1.138, 1.321),
+    ("torch", "float32"): (11.24, 18.21, 1.175, 2.061, 1.105),
+    ("split", "float32"): (5.844, 2.105, 2.091, 5.246, 1.943),
+    ("raw", "float32"): (3.448, 1.392, 4.42, 0.6038, 1.63),
+    ("torch", "tf32"): (8.129, 1.897, 0.756, 0.2161, 0.8072),
+    ("split", "tf32"): (4.991, 1.842, 0.8988, 6.91, 1.72),
+    ("through", "tf32"): (5.357, 1.858, 0.7336, 6.465, 1.76),
+    ("raw", "tf32"): (4.484, 0.9545, 3.254, 0.4366, 1.564),
+    ("floats", "tf32"): (2.527, 0.7298, 4.252, 1.19, 1.291),
 }
 # The halves' recorded times have a sum of their parts behind them. A tail reads these, too, so that
 # is counted; it saves a launch and writing the sum: microseconds, and those for 1e6 numbers, by the
