@@ -198,7 +198,7 @@ def test_control_a_sabotaged_kernel_is_rejected(name, what):
             check[name](run, shape)
 
 
-LARGE = (2050, 2051)  # the fold of pairs: 8 MB, more than the heap keeps by itself
+LARGE = (4100, 4099)  # the fold of pairs: 34 MB, more than the heap keeps by itself
 
 
 def assert_folds_are_their_own(run) -> None:

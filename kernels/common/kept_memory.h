@@ -1,6 +1,6 @@
 // The memory of folds that are gone, for those to come. A system clears memory before it hands it out:
 // in fresh memory the fold of changed weights writes twice what it has to. Until it is used again the
-// system may take it back (MADV_FREE), so that it lacks nowhere.
+// system may take back what is large (MADV_FREE), so that it lacks nowhere.
 #pragma once
 #include <cstddef>
 #include <mutex>
@@ -12,10 +12,11 @@
 #include "huge_pages.h"
 
 namespace wb {
+namespace {
 
 class KeptMemory {
  public:
-  // Of this library. Never destroyed: tensors may live longer than what is static.
+  // Of this file's library. Never destroyed: tensors may live longer than what is static.
   static KeptMemory& here() {
     static KeptMemory* const kept = new KeptMemory;
     return *kept;
@@ -40,7 +41,8 @@ class KeptMemory {
   // To be kept, in place of the one that lies here longest where there are too many.
   void give(Tensor block) {
 #ifdef MADV_FREE
-    if (!advise(block.mutable_data_ptr(), block.numel(), MADV_FREE)) return;
+    const int64_t bytes = block.numel();
+    if (bytes >= kLarge && !advise(block.mutable_data_ptr(), bytes, MADV_FREE)) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     blocks_.push_back(std::move(block));
     if (blocks_.size() > kBlocks) blocks_.erase(blocks_.begin());
@@ -49,6 +51,8 @@ class KeptMemory {
 
  private:
   static constexpr size_t kBlocks = 4;
+  // Pages that are marked, and written again, one by one: of a few MB that takes as long as the fold.
+  static constexpr int64_t kLarge = int64_t{32} << 20;
   std::mutex mutex_;
   std::vector<Tensor> blocks_;  // bytes; who came first is first
 };
@@ -57,7 +61,7 @@ class KeptMemory {
 template <class T>
 Tensor kept(int64_t rows, int64_t columns) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "what folds are kept in");
-  constexpr int64_t kLeast = int64_t{4} << 20;  // what is smaller the heap does not give back
+  constexpr int64_t kLeast = int64_t{1} << 20;  // what is smaller the heap keeps
   constexpr bool is_float = std::is_same_v<T, float>;
   const int64_t bytes = rows * columns * static_cast<int64_t>(sizeof(T));
   if (bytes < kLeast)
@@ -70,4 +74,5 @@ Tensor kept(int64_t rows, int64_t columns) {
       [block](void*) mutable { KeptMemory::here().give(std::move(block)); });
 }
 
+}  // namespace
 }  // namespace wb
