@@ -150,13 +150,6 @@ def _run_product(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tup
 
 
 ELEMENTS = 1 << 26  # of u at a time on a GPU
-# Samples from two on that torch's product and tail are faster for, by TF32: recorded. A single one
-# torch multiplies in float32, and so do we.
-FEW = 1
-
-
-def _are_few(x: Tensor) -> bool:
-    return 1 < x.shape[0] <= FEW and precision.chosen_route() == "tf32"
 
 
 def _parts_of(x: Tensor, folded: tuple, pool: int) -> Iterator[tuple[slice, Tensor]]:
@@ -179,9 +172,6 @@ def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
-    if _are_few(x):
-        w, b, *_ = folded
-        return (F.gelu(torch.addmm(b, x, w.T)) * options[1]).amax(1)
     x, y = ops.adjacent(x), _output(x)
     for block, u_parts in _parts_of(x, folded, options[0]):
         run(u_parts, x[block], *folded, options[1], y[block])
@@ -208,7 +198,7 @@ def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
-    return split.suits(x, weight.size(0) // pool, whole=True) and not _are_few(x)
+    return split.suits(x, weight.size(0) // pool, whole=True)
 
 
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
@@ -331,7 +321,6 @@ problem = Problem(
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // pool,
     whole=("eval",),
-    makes_product=lambda route, shape: route != "tf32" or shape["B"] > FEW,
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),
