@@ -624,7 +624,10 @@ def test_an_argument_on_another_device_is_refused():
 SABOTAGE = {
     "the last window": ("cpu_01_row_at_a_time", "first + p.pool <= p.N;", "first + p.pool < p.N;"),
     "NaN": ("cpu_01_row_at_a_time", "u > v || u != u ? u : v", "u > v ? u : v"),
-    "the first of a window": ("cpu_02_gemm_then_tail", "n = first + 1;", "n = first + 2;"),
+    "the first of a window": ("cpu_02_gemm_then_tail", "top = z[0];", "top = z[pool - 1];"),
+    "the first of eight": ("cpu windows", "z[u * pool];", "z[u * pool + pool - 1];"),
+    "NaN among eight": ("cpu windows", "is_nan |= v != v;", ""),
+    "a half of the sums": ("cpu windows", "sum[2 * u] + sum[2 * u + 1]", "sum[2 * u]"),
     "an overflow": ("cpu_02_gemm_then_tail", "fits = rounded - rounded == 0", "fits = true"),
     "the shift": ("cpu halves", "value + load(c + m + v * kDoubles)", "value"),
     "the size": ("cpu halves", "sums[2] += total(of_g);", ""),
@@ -647,8 +650,10 @@ def assert_all_right(name: str, call, monkeypatch) -> None:
     for biases in ([3e38, 1.0, 3e38, 1.0], [1.0, NAN, NAN, 1.0]):
         y, wanted = of_biases(call, biases, 2, 0.1, "cpu"), NAN if NAN in biases else INF
         torch.testing.assert_close(y, torch.tensor([wanted]), equal_nan=True)
-        y = of_biases(call, [NAN, 1.0, 1.0, 1.0], 2, 0.1, "cpu")
-        assert y.isnan().all()
+        for place in (0, 1, 17, 39):
+            biases = [1.0] * 40
+            biases[place] = NAN
+            assert of_biases(call, biases, 2, 0.1, "cpu").isnan().all()
     if name == "cpu halves":
         given, x = lowered(1e4, 301, 2001), numbered(40, 301)
         true = values(x, *given)

@@ -189,7 +189,7 @@ def test_a_record_is_stale_once_its_sources_change(tmp_path, monkeypatch):
         (16384, "float32", "fp16x3", False),
         (1024, "tf32", "tf32", False),
         (1024, "tf32", "fp16x1", True),  # by halves; today of floats as they are
-        (16, "tf32", "fp16x1", True),  # a few samples: torch's product and tail today
+        (16, "tf32", "fp16x1", True),  # as above, of a few samples
         (16, "float32", "fp16x3", False),
         (16384, "tf32", "", False),  # it was torch's then, too
     ],

@@ -279,7 +279,8 @@ def _freshness(runs: list[BenchResult]) -> tuple[int, str]:
 def _time_of(record: Record | None) -> str:
     if record is None or record.median_ms is None:
         return "–"
-    return style.duration(record.median_ms, stats.spread(record.samples_ms))
+    wrong = "†" if record.passed is False else ""  # a time of something else
+    return style.duration(record.median_ms, stats.spread(record.samples_ms)) + wrong
 
 
 def label(p: Problem, bench: BenchResult | Records) -> Text:

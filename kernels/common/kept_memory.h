@@ -26,10 +26,10 @@ class KeptMemory {
   Tensor take(int64_t bytes) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      for (auto block = blocks_.end(); block-- != blocks_.begin();) {
-        if (block->numel() < bytes || block->numel() / 2 > bytes) continue;
-        Tensor found = std::move(*block);
-        blocks_.erase(block);
+      for (size_t i = blocks_.size(); i-- > 0;) {
+        if (blocks_[i].numel() < bytes || blocks_[i].numel() / 2 >= bytes) continue;
+        Tensor found = std::move(blocks_[i]);
+        blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
         return found;
       }
     }

@@ -267,7 +267,7 @@ def ladder(op: FusedOp) -> tuple[Variant, ...]:
         ("04_parts_then_tail.cu", "parts", _product_and(8, 1), None,
          "the product in parts over k, a batch; the tail adds them, by vectors and shuffles"),
         ("05_winner_in_double.cu", "winner", _product_and(8, 1), None,
-         "the winner once more, in double, where the product costs more or a batch is small"),
+         "the winner once more, in double, where groups are few or a batch is small"),
     )  # fmt: skip
     folder = paths.kernels() / op.slug
     on_tensor_cores = variants.rung(
