@@ -10,8 +10,7 @@ void one(int64_t groups, int64_t pool, int64_t K, bool both) {
   const auto w = driver::output<float>(groups * K);
   const auto w_exact = driver::output<double>(both ? groups * K : 0);
   const GroupMean p{W, w, both ? w_exact.get() : nullptr, K, groups, pool};
-  driver::in_parts(groups * ((K + kStrip - 1) / kStrip),
-                   [&](int64_t begin, int64_t end) { launch(p, begin, end); });
+  driver::in_parts(tasks_of(p), [&](int64_t begin, int64_t end) { launch(p, begin, end); });
   w.expect_written("w");
   if (both) w_exact.expect_written("w_exact");
 }
