@@ -406,7 +406,7 @@ def batch_statistics(run, z: Tensor, vectors: tuple, cuts: list[int]) -> tuple[T
 @needs_compiler
 def test_bits_of_the_statistics_depend_on_the_feature_alone(threads):
     """Not on threads, nor on the blocks that features come in."""
-    run = running.beside(library(RUNGS["cpu_train"].files, "cpu", "blocks", train=True)
+    run = ops.beside(library(RUNGS["cpu_train"].files, "cpu", "blocks", train=True)
                           .op("run").default, "statistics")  # fmt: skip
     z, vectors, found = drawn((37, 1300), 3), of_batch(parameters(3, 1300))[1:5], []
     for count, cuts in ((1, []), (2, []), (8, [1, 255, 256, 257, 1000]), (3, [512])):
@@ -539,7 +539,7 @@ def op_of(form: str):
         return library({"plain.cpp": PLAIN}, "cpu", "tiles").op("run").default
     if form == "statistics":
         found = library(RUNGS["cpu_train"].files, "cpu", "blocks", train=True)
-        return running.beside(found.op("run").default, "statistics")
+        return ops.beside(found.op("run").default, "statistics")
     name = "cpu" if form == "blocks" else CPU_EVAL[0]
     return library(RUNGS[name].files, "cpu", form).op("run").default
 
@@ -740,7 +740,7 @@ def test_the_centre_of_a_batch_on_a_gpu(shape):
     x[0] = 1e30  # one far row moves no median of five
     partial = x.new_full((groups * 4 + 1, K), torch.nan, dtype=torch.float64)
     total, c = x.new_full((K,), torch.nan, dtype=torch.float64), x.new_full((K,), torch.nan)
-    running.beside(run, "centre")(x, partial, total, c)
+    ops.beside(run, "centre")(x, partial, total, c)
     torch.testing.assert_close(total, x.double().sum(0), rtol=1e-12, atol=0)
     means = x[: B // groups * groups].double().unflatten(0, (groups, -1)).mean(1)
     median = means.sort(0).values[(groups - 1) // 2]

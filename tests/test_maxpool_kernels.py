@@ -47,7 +47,7 @@ from maxpool import (
 )
 from torch import Tensor
 
-from workbook import build, paths
+from workbook import build, ops, paths
 
 INF, NAN = math.inf, math.nan
 ARCHITECTURES = ["80", "90", "100"]
@@ -619,6 +619,31 @@ def test_an_argument_on_another_device_is_refused():
             run(*{**there, name: there[name].cpu()}.values())
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("place", "wrong", "words"),
+    [
+        (0, torch.zeros(3, 2, dtype=torch.float64), r"sums: got float64 \(3, 2\)"),
+        (0, torch.zeros(3, 3), r"sums: got float32"),
+        (1, torch.zeros(1, dtype=torch.float64), r"b_sum: got float64 \(1\)"),
+        (2, 0, "pool: got 0; wants at least 1"),
+        (5, torch.zeros(2), r"y: got float32 \(2\)"),
+        (6, torch.zeros(3), r"flags: got float32"),
+    ],
+)
+def test_a_wrong_argument_of_the_finish_is_named(place, wrong, words):
+    library = ops.kernel_library(chain.SLUG, "cpu", [FOLDER / "cpu.cpp"], flags=("-DWB_BLOCKS",))
+    finish, sums = library.op("finish").default, torch.tensor([[1.0, 2.0, 3.0]] * 3).double()
+    y, flags = torch.empty(3), torch.empty(3, dtype=torch.uint8)
+    given = [sums, torch.tensor(4.0).double(), 2, 0.5, 0.4, y, flags]
+    assert finish(*given) == 3 and y.tolist() == [1.75] * 3 and flags.tolist() == [1] * 3
+    given[4] = 0.5  # 3 are not more than half of 7
+    assert finish(*given) == 0 and flags.tolist() == [0] * 3
+    given[place] = wrong
+    with pytest.raises(RuntimeError, match=words):
+        finish(*given)
+
+
 # --- wrong kernels are found ------------------------------------------------------------------
 
 SABOTAGE = {
@@ -633,6 +658,8 @@ SABOTAGE = {
     "the size": ("cpu halves", "sums[2] += total(of_g);", ""),
     "the last lanes": ("cpu halves", "m = whole; m < M; ++m", "m = whole; m < M - 1; ++m"),
     "the block before": ("cpu halves", "sums[1] += total(of_sums);", "sums[1] = total(of_sums);"),
+    "a guard that lets all pass": ("cpu halves", "of_row[2] <= limit", "0 <= limit"),
+    "the sum of biases": ("cpu halves", "of_row[1] + more", "of_row[1]"),
     "the pool": ("cpu windows", "sum_of_maxima(z, p.N, p.pool)", "sum_of_maxima(z, p.N, 2)"),
 }  # fmt: skip
 

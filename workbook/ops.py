@@ -19,18 +19,8 @@ from torch import Tensor
 from workbook import build, normal, paths, recipe, toolchain
 from workbook.fold import FoldCache
 
-__all__ = [
-    "COMPUTES",
-    "Form",
-    "FusedOp",
-    "Kernel",
-    "adjacent",
-    "built",
-    "is_watched",
-    "kernel_library",
-    "kind_of",
-    "missing",
-]
+__all__ = ["COMPUTES", "Form", "FusedOp", "Kernel", "adjacent", "beside", "built", "is_watched",
+           "kernel_library", "kind_of", "missing"]  # fmt: skip
 
 NAMESPACE = "workbook"
 COMPUTES = {  # a type -> what it is computed in where it has no kernel
@@ -104,6 +94,11 @@ def built(
 def adjacent(x: Tensor) -> Tensor:
     """x (B, K) itself where the features of a row are adjacent in memory, else a copy."""
     return x.contiguous() if x.stride()[1] != 1 and x.shape[1] > 1 else x
+
+
+def beside(run: Callable, name: str) -> Callable:
+    """Another op of the library that `run` is of."""
+    return getattr(getattr(torch.ops, run.namespace), name).default
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ class Problem:
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
     outputs: of (N, *dims), how many outputs of a product are left; None where none is.
     through: of TF32's products, as of `ways.ours`.
-    whole: modes in which W, or what a fold makes of it, is at hand as it is where it is multiplied.
+    whole: mode -> routes on which W, or what a fold makes of it, is at hand as it is where it is
+    multiplied.
     makes_product: of (route, shape), False where ours leaves a product to torch although a way of
     ours is the faster one; None where it never does.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
@@ -156,7 +157,7 @@ class Problem:
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str, str], Variant]
     outputs: Callable[..., int] | None = None
-    whole: tuple[str, ...] = ()
+    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     through: bool = False
     makes_product: Callable[[str, Mapping[str, int]], bool] | None = None
     fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None

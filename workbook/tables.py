@@ -161,7 +161,8 @@ def _method_now(p: Problem, record: Record) -> str:
         return ""
     shape = record.shape["B"], record.shape["K"], p.left(record.shape), ways.PROCESSORS
     raw = record.shape["K"] % 4 == 0
-    way = ways.best(record.route, *shape, record.mode in p.whole, p.through, raw)
+    whole = record.route in p.whole.get(record.mode, ())
+    way = ways.best(record.route, *shape, whole, p.through, raw)
     return split.method(way, record.route)
 
 

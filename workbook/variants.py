@@ -248,7 +248,7 @@ def method_of(
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    wanted = p.left(shape), v.route, mode in p.whole, p.through
+    wanted = p.left(shape), v.route, v.route in p.whole.get(mode, ()), p.through
     if v.implementation != "hopper":
         if not split.suits(x, *wanted) or not p.multiplies(v.route, shape):
             return ""

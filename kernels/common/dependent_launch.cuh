@@ -17,7 +17,7 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // After that, by all threads, where the next kernel has something to do before it waits: once all blocks
 // have said so, or ended, its blocks take what room there is. Where this kernel leaves multiprocessors
-// empty they crowd on those, so it is not for products: behind a small one a tail took 5 us more.
+// empty they crowd on those, so it is not for products: behind a small one a tail took clearly longer.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

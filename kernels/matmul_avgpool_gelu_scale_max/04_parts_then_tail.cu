@@ -3,7 +3,7 @@
 // Who owns what: a team of threads owns a sample, 128 (a block) for long rows, 32 (a warp) for short
 //   ones. A thread takes 4 neighbouring u at once and asks for 8 parts of them before it uses any.
 // Moves: the parts once more, 4 parts B M bytes, which the product has just left in L2.
-// Against rung 3: as many tiles of the product as parts, so that none of the GPU's processors waits;
+// Against rung 3: as many times the tiles of the product as parts, so that none of the GPU's processors waits;
 //   chains of additions shorter by the same factor; loads by 16 bytes; no tree, but shuffles.
 #include "parts.cuh"
 

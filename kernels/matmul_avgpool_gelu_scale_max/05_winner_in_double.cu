@@ -1,42 +1,38 @@
 // Rung 5: the product only has to find which u wins; its value is computed once more, in double.
 //   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
 //   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
-// Who owns what: a block owns a sample: 128 threads, 32 where its rows are short, 1024 where samples
-//   are few and their rows long. Teams of them share the parts.
+// Who owns what: a block owns a sample: 128 threads, 32 where its rows are short, 512 where groups are
+//   many, 1024 where samples are few and their rows long. Teams of them share the parts.
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
 // Against rung 4: the error is the answer's own rounding; a GELU only where a comparison does not say
 //   who wins. A large batch with many groups goes without the second value: there it would cost a
-//   tenth of the product, and the largest of many is far from 0.
+//   tenth of the library's product, and the largest of many is far from 0.
 #include "dependent_launch.cuh"
 #include "winner.cuh"
-constexpr int kManyGroups = 256;
+constexpr int kManyGroups = 256, kAtOnce = 512;  // M; of 128 threads, four each
 constexpr int64_t kCheap = 1 << 21, kShortRow = 1024;  // elements of x; K
 constexpr int64_t kFew = 128, kLongRow = 4096;         // samples, which leave processors idle; K
 
 template <int Threads, int Width>  // threads a sample; floats a load
-__global__ void __launch_bounds__(Threads) parts_winner_gelu_scale_kernel(PoolChain p, bool again) {
+__global__ void __launch_bounds__(Threads, 1024 / Threads)
+    parts_winner_gelu_scale_kernel(PoolChain p, bool again) {
   constexpr int64_t kChunk = Threads * Width;
   wait_for_previous();
   const bool dips = p.scale < 0;
-  const int64_t i = blockIdx.x;
+  const int64_t i = blockIdx.x, mine = threadIdx.x * Width;
   float u[Width];
+  bool has = false;
   Ends<float> ends = no_ends<float>(dips);
-  const auto of_mine = [&](int64_t chunk, const auto& f) {  // f(m, u)
-#pragma unroll
-    for (int j = 0; j < Width; ++j)
-      if (const int64_t m = chunk + threadIdx.x + j * Threads; m < p.M) f(m, u[j]);
-  };
   for (int64_t chunk = 0; chunk < p.M; chunk += kChunk) {
-    u_of_chunk<Threads>(u, p, i, chunk);
-    of_mine(chunk, [&](int64_t, float v) { ends = joined(ends, ends_of(v, dips), dips); });
+    has = u_of_chunk<Threads>(u, p, i, chunk);
+    for (int c = 0; c < Width && has; ++c) ends = joined(ends, ends_of(u[c], dips), dips);
   }
   ends = team_ends<Threads>(ends, dips);
   finish_sample<Threads, Width>(p, i, ends, again, [&](float winner, int& place) {
     for (int64_t chunk = 0; chunk < p.M; chunk += kChunk) {
-      if (p.M > kChunk) u_of_chunk<Threads>(u, p, i, chunk);
-      of_mine(chunk, [&](int64_t m, float v) {
-        if (v == winner) atomicMin(&place, static_cast<int>(m));
-      });
+      if (p.M > kChunk) has = u_of_chunk<Threads>(u, p, i, chunk);
+      for (int c = 0; c < Width && has; ++c)
+        if (u[c] == winner) atomicMin(&place, static_cast<int>(chunk + mine + c));
     }
   });
 }
@@ -54,6 +50,6 @@ cudaError_t launch_threads(const PoolChain& p, cudaStream_t stream) {
 
 cudaError_t launch(const PoolChain& p, cudaStream_t stream) {
   if (p.K <= kShortRow && p.M <= kManyGroups) return launch_threads<kWarp>(p, stream);
-  return p.B <= kFew && p.K >= kLongRow ? launch_threads<1024>(p, stream)
-                                        : launch_threads<128>(p, stream);
+  if (p.B <= kFew && p.K >= kLongRow) return launch_threads<1024>(p, stream);
+  return p.M > kAtOnce ? launch_threads<512>(p, stream) : launch_threads<128>(p, stream);
 }

@@ -5,31 +5,28 @@
 
 constexpr int kNowhere = 0x7fffffff;
 
-// The u of features first + threadIdx.x + j Threads, of a chunk of Threads Width at most. A team of
-// threads, Width neighbours each, adds some of the parts; teams are as many as there is room for.
+// Of a chunk of Threads Width features at most, the u of first + threadIdx.x Width + c; false for threads
+// beyond. A team of threads adds some of the parts; teams are as many as there is room for.
 template <int Threads, int Width>
-__device__ __forceinline__ void u_of_chunk(float (&u)[Width], const PoolChain& p, int64_t i,
+__device__ __forceinline__ bool u_of_chunk(float (&u)[Width], const PoolChain& p, int64_t i,
                                            int64_t first) {
   __shared__ double shares[Threads * Width];  // (teams, count)
   const int count = static_cast<int>(min(p.M - first, int64_t{Threads * Width}));
   const int across = (count + Width - 1) / Width, teams = Threads / across;
   const int team = threadIdx.x / across, m = threadIdx.x % across * Width;
-  __syncthreads();  // before what a chunk has left is overwritten
-  if (team < teams) {
-    double share[Width];
-    share_of_parts(share, p, i, first + m, team, teams);
+  double sum[Width];
+  if (team < teams) share_of_parts(sum, p, i, first + m, team, teams);
+  if (teams > 1) {  // then no chunk comes behind
+    for (int c = 0; c < Width && team < teams; ++c) shares[team * count + m + c] = sum[c];
+    __syncthreads();
+    for (int t = 1; t < teams && team == 0; ++t)
 #pragma unroll
-    for (int c = 0; c < Width; ++c) shares[team * count + m + c] = share[c];
+      for (int c = 0; c < Width; ++c) sum[c] += shares[t * count + m + c];
   }
-  __syncthreads();
+  if (team > 0) return false;
 #pragma unroll
-  for (int j = 0; j < Width; ++j) {
-    const int mine = threadIdx.x + j * Threads;
-    if (mine >= count) break;
-    double sum = 0;
-    for (int t = 0; t < teams; ++t) sum += shares[t * count + mine];
-    u[j] = static_cast<float>(sum + p.b[first + mine]);
-  }
+  for (int c = 0; c < Width; ++c) u[c] = static_cast<float>(sum[c] + p.b[first + m + c]);
+  return true;
 }
 
 // u[i,m] in double: the share of a thread that stands at `start`, the next one `step` further on.

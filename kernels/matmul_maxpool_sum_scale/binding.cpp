@@ -91,6 +91,35 @@ void run(const wb::Tensor& x, const wb::Tensor& w_sum, const wb::Tensor& z, cons
 }
 
 WB_REGISTER("run(Tensor x, Tensor w_sum, Tensor z, Tensor c, int pool, Tensor(a!) sums) -> ()", run)
+
+// y (B) <- what the three sums and b_sum () are together, over the pool, scaled; flags (B) <- 1 where
+// the third exceeds limit times that, or nothing is finite; returned: how many.
+int64_t finish(const wb::Tensor& sums, const wb::Tensor& b_sum, int64_t pool, double scale,
+               double limit, wb::Tensor& y, wb::Tensor& flags) {
+  wb::expect(sums, "sums", wb::Double, {wb::any, 3});
+  wb::expect(b_sum, "b_sum", wb::Double, {});
+  wb::expect(y, "y", wb::Float, {sums.size(0)});
+  wb::expect(flags, "flags", wb::ScalarType::Byte, {sums.size(0)});
+  WB_CHECK(pool > 0, "pool: got ", pool, "; wants at least 1");
+  const double *of_row = sums.const_data_ptr<double>(), more = *b_sum.const_data_ptr<double>();
+  float* found = y.mutable_data_ptr<float>();
+  uint8_t* flag = flags.mutable_data_ptr<uint8_t>();
+  int64_t count = 0;
+  for (int64_t i = 0; i < sums.size(0); ++i, of_row += 3) {
+    const double total = of_row[0] + of_row[1] + more;
+    found[i] = scaled(total / static_cast<double>(pool), scale);
+    flag[i] = !(of_row[2] <= limit * std::fabs(total) && total - total == 0);  // NaN is flagged
+    count += flag[i];
+  }
+  return count;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(WB_NAMESPACE, m) {
+  m.def(
+      "finish(Tensor sums, Tensor b_sum, int pool, float scale, float limit, Tensor(a!) y, "
+      "Tensor(b!) flags) -> int");
+}
+STABLE_TORCH_LIBRARY_IMPL(WB_NAMESPACE, WB_DEVICE, m) { m.impl("finish", TORCH_BOX(&finish)); }
 #else
 // y (B) <- x (B, K) . w_sum (K) + b_sum () + the sums of |g + c|, g (B, M), c (M), over the pool
 // (2, or 1 with M = 0), scaled; rows where sum |g| exceeds limit times that anew, from weight (N, K)

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from workbook import normal, ops, split, variants
+from workbook import normal, ops, precision, split, variants
 from workbook.chains import gemm_batchnorm_scale_softmax_ladder as ladder
 from workbook.chains import gemm_batchnorm_scale_softmax_road as road
 from workbook.chains.gemm_batchnorm_scale_softmax_run import EVAL, TRAIN, fold, plain, track
@@ -165,7 +165,7 @@ problem = Problem(
     fold_halves=lambda model: (*_folded(model), *split.halved(model.gemm.weight)),
     rung_of_text=lambda *source: variants.rung_of_text(EVAL, *source),
     modes=("eval", "train"),
-    whole=("eval",),
+    whole={"eval": tuple(precision.ROUTES), "train": ("tf32",)},
     through=True,
     edges=(*EDGES, Size("pair", (33, 1025), 2), Size("row beyond registers", (5, 16388), 3),
            Size("odd row beyond registers", (5, 16387), 3)),

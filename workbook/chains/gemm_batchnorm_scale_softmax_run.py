@@ -6,8 +6,8 @@ by running statistics.
 
 A centre c of the batch is taken from x before the product. Neither c nor b is seen in what is left,
 and large numbers that would cancel behind the product are gone. Nothing is folded. Where the user
-has chosen TF32 c is 0: its ten bits have no digits that a centre would save, and the mean of the
-batch is one of z.
+has chosen TF32 z is x W^T as it is: its ten bits have no digits that a centre would save, and the
+mean of the batch is one of z.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     EVAL,
     SLUG,
-    beside,
     blocks_of,
     fold,
-    kept_of,
     plain,
     softmax_like,
     tiles_of,
@@ -164,7 +162,7 @@ def _run_batch_blocks(
     half, c, mean_x = _centred(x, MEAN_ROWS if N > FEW else 0)
     rows, map_, var = half.size(0), x.new_empty((3, N)), x.new_empty(N)
     own = None if kept is None else x.new_empty((B, N))
-    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), beside(run, "statistics")
+    partial, statistics = x.new_empty((B, 2), dtype=torch.float64), ops.beside(run, "statistics")
     product, blocks = gemm.short_chains(half), blocks_of(B, N)
     z = product(weight) if len(blocks) == 1 else x.new_empty((rows, N))
     for first, last in blocks:
@@ -185,51 +183,56 @@ def _run_batch(
     run: Callable, x: Tensor, parameters: tuple, options: tuple, multiply: Callable,
     kept: list | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """multiply(x, c, weight) -> the product of (x - c) / 2; c is 0 where the user chose TF32."""
+    """multiply(x, c, weight) -> the product of (x - c) / 2, or of x where the user chose TF32: then
+    c is None, z twice as large, and what kernels make of it as if eps were four times as large."""
     weight, *vectors = parameters
-    B, N = x.size(0), weight.size(0)
-    vectors = _vectors(vectors)
-    x, K = ops.adjacent(x), x.size(1)
-    map_, mean, var, c = (x.new_empty(shape) for shape in ((3, N), (N,), (N,), (K,)))
-    centred = precision.chosen_route() == "float32"
+    (B, K), N, (eps,) = x.shape, weight.size(0), options
+    x, vectors = ops.adjacent(x), _vectors(vectors)
+    map_, mean, var = (x.new_empty(shape) for shape in ((3, N), (N,), (N,)))
+    c = x.new_empty(K) if (centred := _is_centred()) else None
     if centred:
         slices = min(back.GROUPS, B) * back.CENTRE_SLICES + 1
         scratch, total = (x.new_empty(s, dtype=torch.float64) for s in ((slices, K), (K,)))
-        beside(run, "centre")(x, scratch, total, c)
-        beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
-    else:
-        c.zero_()
-    y = kept_of(multiply(x, c, weight), kept)
+        ops.beside(run, "centre")(x, scratch, total, c)
+        ops.beside(run, "mean")(ops.adjacent(weight), vectors[0], total, mean, B)
+    y = multiply(x, c, weight)
     if kept is not None:
-        kept.append(c)
+        kept += (y.clone(), c) if centred else (y * 0.5, x.new_zeros(K))
     partial = x.new_empty((SLICES, 2, N), dtype=torch.float64)
-    beside(run, "statistics")(y, *vectors, map_, var, partial, *options)
+    ops.beside(run, "statistics")(y, *vectors, map_, var, partial, eps if centred else 4 * eps)
     run(y, *map_, tiles_of(y))
-    if not centred:  # all that z has of it: the shift is less the mean of z, which is half
-        torch.add(vectors[0], map_[0], alpha=-2, out=mean)
+    if not centred:  # the shift is less the mean of z
+        torch.sub(vectors[0], map_[0], out=mean)
+        var.mul_(0.25)
     return y, mean, var
+
+
+def _is_centred() -> bool:
+    return precision.chosen_route() == "float32"
 
 
 def _run_batch_tiles(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return torch.mm(back.halves(x, c, torch.empty_like(x)), weight.T)
+    def multiply(x: Tensor, c: Tensor | None, weight: Tensor) -> Tensor:
+        return torch.mm(x if c is None else back.halves(x, c, torch.empty_like(x)), weight.T)
 
     return _run_batch(run, x, parameters, options, multiply, kept)
 
 
 def _suits_split(x: Tensor, weight: Tensor, *_: object) -> bool:
-    return split.suits(x, weight.size(0), through=True, centred=True)
+    centred = _is_centred()
+    return split.suits(x, weight.size(0), whole=not centred, through=True, centred=centred)
 
 
 def _run_batch_split(
     run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple,
     kept: list | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    def multiply(x: Tensor, c: Tensor, weight: Tensor) -> Tensor:
-        return split.added(split.product(x, split.kept(weight), centre=c, through=True))
+    def multiply(x: Tensor, c: Tensor | None, weight: Tensor) -> Tensor:
+        whole = weight if c is None else None
+        return split.added(split.product(x, split.kept(weight), whole, c, through=True))
 
     return _run_batch(run, x, parameters, options, multiply, kept)
 
@@ -272,7 +275,7 @@ TRAIN = ops.FusedOp(
 @functools.cache
 def _tracker() -> Callable | None:
     run = _whole_batch()
-    return None if run is None else beside(run, "track")
+    return None if run is None else ops.beside(run, "track")
 
 
 def track(bn: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> None:

@@ -18,7 +18,6 @@ from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 __all__ = [
     "EVAL",
     "SLUG",
-    "beside",
     "blocks_of",
     "fold",
     "kept_of",
@@ -31,11 +30,6 @@ SLUG = "gemm_batchnorm_scale_softmax"
 TILE = 1024  # kTile of the CUDA kernel
 # Features of a product on a CPU, at least, and elements: its output stays in the cache.
 BLOCK, ELEMENTS = 2048, 1 << 21
-
-
-def beside(run: Callable, name: str) -> Callable:
-    """Another op of the library that `run` is of."""
-    return getattr(getattr(torch.ops, run.namespace), name).default
 
 
 def blocks_of(B: int, N: int) -> list[tuple[int, int]]:
@@ -72,7 +66,7 @@ def fold(
     run = EVAL.kernel("cuda") if usable else None
     if run is not None:  # a launch, where torch takes eleven
         found = bias.new_empty(3, bias.size(0))
-        beside(run, "fold")(*(t.reshape(-1).contiguous() for t in given), found, eps)
+        ops.beside(run, "fold")(*(t.reshape(-1).contiguous() for t in given), found, eps)
         return found[0], found[1], found[2]
     kappa = scale.reshape(-1).double()
     a = gamma * kappa / (var.double() + eps).sqrt()

@@ -320,7 +320,7 @@ problem = Problem(
     },
     bare=lambda model, x: variants.bare(OP, model, x),
     outputs=lambda N, pool: N // pool,
-    whole=("eval",),
+    whole={"eval": tuple(precision.ROUTES)},
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),

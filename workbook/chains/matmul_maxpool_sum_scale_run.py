@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -115,8 +116,9 @@ def run_blocks(
     (weight, bias), (pool, scale) = parameters, options
     if _is_small(x, folded, pool):
         return directly(x, *folded, *options)
-    used = weight.size(0) // pool * pool
+    used, finish = weight.size(0) // pool * pool, ops.beside(run, "finish")
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
+    flags, nothing = x.new_empty(x.size(0), dtype=torch.uint8), none.new_zeros(())
     product, (rows, columns) = _product(weight), _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
@@ -125,7 +127,7 @@ def run_blocks(
             last = min(n + columns, used)
             z = product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
-        y[first : first + rows] = scaled(sums[:, 1], scale)
+        finish(sums, nothing, 1, scale, math.inf, *(t[first : first + rows] for t in (y, flags)))
     return y
 
 
@@ -138,20 +140,19 @@ def run_half_blocks(
         return direct(x, *parameters, *options)
     differences, shifts, w_sum, b_sum = folded
     x, y, (pool, scale) = ops.adjacent(x), x.new_empty(x.size(0)), options
+    flags, finish = x.new_empty(x.size(0), dtype=torch.uint8), ops.beside(run, "finish")
     rows, columns = _blocks(x.size(0), shifts.size(0), 1)
     for first in range(0, x.size(0), rows):
-        part, found = x[first : first + rows], y[first : first + rows]
+        part, found, flag = (t[first : first + rows] for t in (x, y, flags))
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         once = part, w_sum  # the dot product comes along with the first block
         for m in range(0, max(shifts.size(0), 1), columns):
             g = gemm.product(part, differences[m : m + columns])
             run(*once, g, shifts[m : m + columns], 0, sums)
             once = part[:, :0], w_sum[:0]
-        total = sums[:, 0] + sums[:, 1] + b_sum
-        found.copy_(scaled(total / pool, scale))
-        flagged = ~((sums[:, 2] <= limit * total.abs()) & total.isfinite())  # NaN is flagged
-        if pool == 2 and flagged.any():
-            found[flagged] = directly(part[flagged], *parameters, *options)
+        if finish(sums, b_sum, pool, scale, limit, found, flag) and pool == 2:
+            cancels = flag.bool()
+            found[cancels] = directly(part[cancels], *parameters, *options)
     return y
 
 
