@@ -24,6 +24,7 @@ from avgpool import (
     call_of,
     chain,
     form_of,
+    gelu,
     parameters,
     rung,
     values,
@@ -392,6 +393,29 @@ def test_by_tf32_a_product_is_one_part(rows, monkeypatch):
         y = call(x, *given)
     assert seen == [1]
     torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+@needs_gpu
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("M", [256, 512, 1031, 4100])
+@pytest.mark.parametrize("scale", [2.0, -2.0])
+def test_the_tail_of_many_samples(M, parts, scale):
+    """A warp a sample where parts are eight at most and nothing is computed again."""
+    B, K = 1031, 2100
+    run = ops.kernel_library(
+        chain.SLUG, "cuda", [FOLDER / "05_winner_in_double.cu"], flags=("-DWB_WINNER",)
+    ).op("run").default  # fmt: skip
+    u_parts, b = drawn((parts, B, M), 3).cuda(), drawn((M,), 4).cuda()
+    u_parts[0, 3, 5], u_parts[-1, 4, M - 1], u_parts[0, B - 1, 7] = NAN, INF, -INF
+    x, w = torch.full((B, K), NAN, device="cuda"), torch.full((M, K), NAN, device="cuda")
+    none, y = b[:0].double(), torch.full((B,), NAN, device="cuda")
+    run(u_parts, x, w, b, none, none, scale, y)  # x and w are not read
+    u = u_parts.double().sum(0) + b.double()
+    wanted = (scale * gelu(u)).amax(1)
+    near = 8 * U32 * (u_parts.double().abs().sum(0) + b.double().abs()).amax(1)
+    odd = ~wanted.float().isfinite()
+    assert odd.sum() >= 2 and torch.equal(y[odd].isnan(), wanted[odd].isnan())
+    assert ((y.double() - wanted).abs() <= 2 * near)[~odd].all()
 
 
 # --- the binding's checks ---------------------------------------------------------------------

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from workbook import split
 from workbook.families import FAMILIES
+from workbook.precision import using_route
+from workbook.spec import Product
 
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
 HOLDING = [step for step in PROBLEM.steps if step.holds]
@@ -183,9 +185,12 @@ def test_products_are_halved_from_a_size_on(N, K, pool, halved):
     (511, 4096, False, False), (4096, 255, False, False),
 ])  # fmt: skip
 def test_three_products_of_halves_serve_fewer_features(N, K, float32, tf32):
-    shape = {"N": N, "K": K}
-    assert running.makes_product("float32", shape) == float32
-    assert running.makes_product("tf32", shape) == tf32
+    shape = {"B": 128, "N": N, "K": K, "pool": 2}
+    half, whole = Product(N // 2), Product(N, whole=True)
+    for route, halved in (("float32", float32), ("tf32", tf32)):
+        assert running.multiplied("eval", route, shape) == (half if halved else whole)
+        assert running.multiplied("eval", route, {**shape, "pool": 3}) == whole
+        assert running.multiplied("eval", route, {**shape, "pool": 1}) is None
     assert not running.is_halved(torch.empty(N, K), 2) or N >= 2048, "on a CPU as before"
     assert not running.is_halved(torch.empty(N, K), 3)
 
@@ -211,18 +216,54 @@ def test_of_few_features_half_a_product_is_as_accurate(family, N, K, monkeypatch
     assert len(seen) == (4 if halved else 0)
 
 
+@needs_gpu
+@pytest.mark.parametrize("route", ["float32", "tf32"])
+@pytest.mark.parametrize("family", ["uniform", "normal", "one huge row", "wide range"])
+@pytest.mark.parametrize(("N", "K", "pool"), [(4096, 2048, 3), (3001, 4100, 5), (128, 16384, 2)])
+def test_a_whole_product_by_halves(N, K, pool, family, route, monkeypatch):
+    """Of other pools and of few features: with its bias, and folded anew after a change."""
+    model, new = (twin.cuda() for twin in twins(K, N, pool, 0.5))
+    x = FAMILIES[family](128, K, torch.Generator().manual_seed(1)).cuda()
+    seen, product = [], split.product
+    monkeypatch.setattr(split, "product", lambda *a, **k: (seen.append(a), product(*a, **k))[1])
+    with torch.no_grad(), using_route(route):
+        for _ in range(2):
+            assert_accurate(new(x), model(x), truth(model, x))
+            for parameter in (*model.parameters(), *new.parameters()):
+                parameter.mul_(-1.5)
+        new.matmul.weight[1, 0] = model.matmul.weight[1, 0] = math.inf
+        x[3] = math.nan
+        torch.testing.assert_close(new(x), model(x), rtol=1e-2, atol=1e-1, equal_nan=True)
+        made = split.is_here() and (route == "float32" or split.suits(x, N, whole=True))
+    assert len(seen) == (3 if made else 0)
+
+
 def test_form_half_folds_nothing_where_it_multiplies_whole():
     W, bias = drawn((512, 256), 1), drawn((512,), 2)
     assert chain.fold_half(torch.float64, W, bias, 2) == ()
     assert len(chain.fold_half(torch.float64, drawn((2048, 256), 1), drawn((2048,), 2), 2)) == 4
 
 
-def test_the_parameters_are_widened_where_they_are_few():
-    few, many = torch.empty(2, 9), torch.empty(running.WIDE // 8 + 1, 8)
-    assert [t.dtype for t in running.widened(torch.float32, few, few[:, 0], 2)] == [
-        torch.float64
-    ] * 2
-    assert running.widened(torch.float32, many, many[:, 0], 2) == ()
+@pytest.mark.parametrize(("B", "K", "N", "pool", "left"), [
+    (128, 2048, 2048, 2, False), (128, 2048, 2047, 2, True), (128, 255, 2048, 2, True),
+    (1, 1, 1, 1, False), (128, 2048, 2048, 3, True), (128, 2048, 4096, 3, False),
+    (8, 16, 4096, 3, True), (9, 512, 4096, 3, False), (128, 64, 4096, 2, False),
+])  # fmt: skip
+def test_what_is_small_is_left_to_the_reference(B, K, N, pool, left):
+    """Half products never; whole ones on a CPU where oneDNN's product rounds too much to be taken,
+    or where few numbers are multiplied."""
+    (model, new), x = twins(K, N, pool, 0.5), drawn((B, K), 3)
+    assert running.is_left(x, new.matmul.weight, pool) == left
+    if left:
+        assert torch.equal(new(x), model(x)), "the reference's own bits"
+
+
+@needs_gpu
+def test_of_a_gpu_few_products_alone_are_left_to_the_reference():
+    x, weight = torch.empty(16, 1024, device="cuda"), torch.empty(1024, 1024, device="cuda")
+    assert running.is_left(x, weight[:511], 2) and running.is_left(x, weight, 3)
+    assert not running.is_left(x, weight, 2), "halved"
+    assert not running.is_left(torch.empty(17, 1024, device="cuda"), weight, 3)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *POOLS, (3, 0, 5, 2, 1.0), (0, 3, 5, 2, 1.0)], ids=str)
@@ -300,17 +341,19 @@ def test_kappa_says_how_far_the_halves_cancel():
 
 
 def normal(model, x) -> bool:
-    """True where an op stands for the chain."""
-    seen, kept = [], (chain.OP, chain.DIRECT)
+    """True where an op stands for the chain, were it not too small."""
+    seen, kept, is_left = [], (chain.OP, chain.DIRECT), running.is_left
 
     def watched(op):
         return lambda *given: seen.append(op) or op(*given)
 
     chain.OP, chain.DIRECT = map(watched, kept)
+    running.is_left = lambda *_: False
     try:
         model(x)
     finally:
         chain.OP, chain.DIRECT = kept
+        running.is_left = is_left
     return bool(seen)
 
 

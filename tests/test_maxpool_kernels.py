@@ -44,6 +44,7 @@ from maxpool import (
     running,
     takes,
     values,
+    windows,
 )
 from torch import Tensor
 
@@ -257,6 +258,27 @@ def test_a_tail_alone_drops_what_is_left_over(name, pool):
     run(z.to(device), pool, -0.5, there)
     wanted = values(torch.eye(5), z.nan_to_num().T, torch.zeros(79), pool, -0.5)
     torch.testing.assert_close(there.cpu(), wanted.float(), rtol=2 * U32, atol=0)
+
+
+@needs_gpu
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("pool", [1, 2, 3, 4, 8, 31, 33, 600])
+@pytest.mark.parametrize(("N", "start"), [(600, 0), (2048, 0), (2048, 1), (16_388, 0), (70_001, 0)])
+def test_the_tail_of_a_whole_product(N, start, pool, biased):
+    """By vectors of whole windows or by windows, z with its bias or without, at any alignment."""
+    flags = chain.DIRECT.forms["split" if biased else "tail"].flags
+    file = FOLDER / "04_gemm_block_tail.cu"
+    run = ops.kernel_library(chain.SLUG, "cuda", [file], flags=flags).op("run").default
+    room, bias = drawn((3 * N + start,), 3).cuda(), drawn((N + start,), 4).cuda()[start:]
+    z, y = room[start:].view(3, N), torch.full((3,), NAN, device="cuda")
+    used = N // pool * pool
+    z[0, used:], z[1, used - 1], z[2, 0] = NAN, INF, NAN
+    run(z, *([bias] if biased else []), pool, -0.5, y)
+    told = z.double() + bias.double() if biased else z.double()
+    wanted = -0.5 * windows(told[:, :used], pool).amax(2).sum(1)
+    assert y[1] == -INF and y[2].isnan()
+    bound = N // pool * 4 * U32 * 5 if biased else 2 * U32 * abs(wanted[0])  # z + b rounds
+    assert abs(y[0] - wanted[0]) <= bound
 
 
 @every_call

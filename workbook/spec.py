@@ -6,13 +6,14 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from workbook.limits import Ceilings, Work
 
-__all__ = ["EDGES", "SWEEPS", "Problem", "Size", "Step", "Variant"]
+__all__ = ["EDGES", "SWEEPS", "Problem", "Product", "Size", "Step", "Variant"]
 
 # A model, given once, becomes a function of its input: derived weights may be kept in between.
 Make = Callable[[nn.Module], Callable[[Tensor], Tensor]]
@@ -50,6 +51,14 @@ SWEEPS = {
         "N": (32, 128, 512, 2048, 8192, 32768, 131072),
     },
 }
+
+
+class Product(NamedTuple):
+    """A product that the algebra leaves: its outputs, and whether W, or what a fold makes of it, is
+    at hand as it is where it is multiplied."""
+
+    outputs: int
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +138,9 @@ class Problem:
     bare: (model, x) -> our kernel alone, on a fold and an output that are there.
     yardsticks: `f(x, *folded)` in float32, torch calls that move the same bytes as ours.
     rung_of_text: (source, device, form) -> a variant built from the text of a kernel.
-    outputs: of (N, *dims), how many outputs of a product are left; None where none is.
+    multiplied(mode, route, shape) -> the product that is left, for ours to make where a way of ours
+    is the faster one; None where none is.
     through: of TF32's products, as of `ways.ours`.
-    whole: mode -> routes on which W, or what a fold makes of it, is at hand as it is where it is
-    multiplied.
-    makes_product: of (route, shape), False where ours leaves a product to torch although a way of
-    ours is the faster one; None where it never does.
     modes: of the model, in which it differs. edges: sizes that break kernels, for `check`.
     sweeps: device and axis -> sizes that a sweep goes through.
     states: states of weights for `check`, beside those that every problem has; derivations run in
@@ -156,10 +162,8 @@ class Problem:
     yardsticks: Mapping[str, Callable[..., Tensor]]
     bare: Callable[[nn.Module, Tensor], Callable[[], object]]
     rung_of_text: Callable[[str, str, str], Variant]
-    outputs: Callable[..., int] | None = None
-    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    multiplied: Callable[[str, str, Mapping[str, int]], Product | None] = lambda *_: None
     through: bool = False
-    makes_product: Callable[[str, Mapping[str, int]], bool] | None = None
     fold_halves: Callable[[nn.Module], tuple[Tensor, ...]] | None = None
     dims: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("eval",)
@@ -188,18 +192,10 @@ class Problem:
     def least(self, which: str, shape: Mapping[str, int], method: str = "") -> Work:
         """work[which] at a shape; by one product of halves a weight has two bytes, not four."""
         work = self.work[which](**shape)
-        if method != "fp16x1" or which != "after" or self.outputs is None:
+        left = self.multiplied("eval", "tf32", shape)
+        if method != "fp16x1" or which != "after" or left is None:
             return work
-        return replace(work, read=work.read - 2.0 * shape["K"] * self.left(shape))
-
-    def left(self, shape: Mapping[str, int]) -> int:
-        """Outputs of a product that the algebra leaves at a shape; 0 where no product is left."""
-        given = (size for name, size in shape.items() if name not in ("B", "K"))
-        return 0 if self.outputs is None else self.outputs(*given)
-
-    def multiplies(self, route: str, shape: Mapping[str, int]) -> bool:
-        """Whether ours makes the product at a shape, if a way of ours is the faster one."""
-        return self.makes_product is None or self.makes_product(route, shape)
+        return replace(work, read=work.read - 2.0 * shape["K"] * left.outputs)
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

@@ -157,12 +157,12 @@ def is_stale(p: Problem, record: Record) -> bool:
 
 
 def _method_now(p: Problem, record: Record) -> str:
-    if not p.multiplies(record.route, record.shape):
+    left = p.multiplied(record.mode, record.route, record.shape)
+    if left is None:
         return ""
-    shape = record.shape["B"], record.shape["K"], p.left(record.shape), ways.PROCESSORS
+    shape = record.shape["B"], record.shape["K"], left.outputs, ways.PROCESSORS
     raw = record.shape["K"] % 4 == 0
-    whole = record.route in p.whole.get(record.mode, ())
-    way = ways.best(record.route, *shape, whole, p.through, raw)
+    way = ways.best(record.route, *shape, left.whole, p.through, raw)
     return split.method(way, record.route)
 
 

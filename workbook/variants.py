@@ -244,12 +244,12 @@ def method_of(
     reach: limits.Ceilings,
 ) -> str:  # fmt: skip
     """fp16x3 or, in TF32, fp16x1 or tf32 where a variant's product is ours at a shape, else ""."""
-    ours = v.implementation in ("kernel", "hopper") and p.outputs is not None
+    left = p.multiplied(mode, v.route, shape)
+    ours = v.implementation in ("kernel", "hopper") and left is not None
     if not ours or torch.device(device).type != "cuda" or not reach.half_tflops:
         return ""
     x = torch.empty((), device=device).expand(shape["B"], shape["K"])  # only asked what it is
-    wanted = p.left(shape), v.route, v.route in p.whole.get(mode, ()), p.through
-    if v.implementation != "hopper":
-        if not split.suits(x, *wanted) or not p.multiplies(v.route, shape):
-            return ""
+    wanted = left.outputs, v.route, left.whole, p.through
+    if v.implementation != "hopper" and not split.suits(x, *wanted):
+        return ""
     return split.method(split.our_way(x, *wanted), v.route)

@@ -2,14 +2,15 @@
 //   u[i,m] = sum_s u_parts[s,i,m] + b[m];  m' = the one that wins;
 //   y[i] = scale * gelu(sum_k x[i,k] w_exact[m',k] + b_exact[m'])
 // Who owns what: a block owns a sample: 128 threads, 32 where its rows are short, 512 where groups are
-//   many, 1024 where samples are few and their rows long. Teams of them share the parts.
+//   many, 1024 where samples are few and their rows long. Teams of them share the parts. Of many
+//   samples that go without the second value a warp owns one.
 // Moves: the parts as rung 4; where it computes again, 12 K bytes a sample more, mostly from L2.
 // Against rung 4: the error is the answer's own rounding; a GELU only where a comparison does not say
 //   who wins. A large batch with many groups goes without the second value: there it would cost a
 //   tenth of the library's product, and the largest of many is far from 0.
-#include "dependent_launch.cuh"
-#include "winner.cuh"
+#include "rows.cuh"
 constexpr int kManyGroups = 256, kAtOnce = 512;  // M; of 128 threads, four each
+constexpr int64_t kManySamples = 1024;
 constexpr int64_t kCheap = 1 << 21, kShortRow = 1024;  // elements of x; K
 constexpr int64_t kFew = 128, kLongRow = 4096;         // samples, which leave processors idle; K
 
@@ -38,18 +39,21 @@ __global__ void __launch_bounds__(Threads, 1024 / Threads)
 }
 
 template <int Threads>
-cudaError_t launch_threads(const PoolChain& p, cudaStream_t stream) {
-  if (p.B > kNowhere || p.M > kNowhere) return cudaErrorInvalidConfiguration;
-  const bool again = p.M < kManyGroups || p.B * p.K <= kCheap;
-  const bool wide = rows_are_float4(p.u_parts, p.M, p.M) && rows_are_float4(p.w, p.K, p.K) &&
-                    rows_are_float4(p.x, p.x_stride, p.K);
+cudaError_t launch_threads(const PoolChain& p, bool again, bool even, cudaStream_t stream) {
+  const bool wide =
+      even && rows_are_float4(p.w, p.K, p.K) && rows_are_float4(p.x, p.x_stride, p.K);
   const auto kernel = wide ? parts_winner_gelu_scale_kernel<Threads, 4>
                            : parts_winner_gelu_scale_kernel<Threads, 1>;
   return launch_dependent(kernel, static_cast<unsigned>(p.B), Threads, 0, stream, p, again);
 }
 
 cudaError_t launch(const PoolChain& p, cudaStream_t stream) {
-  if (p.K <= kShortRow && p.M <= kManyGroups) return launch_threads<kWarp>(p, stream);
-  if (p.B <= kFew && p.K >= kLongRow) return launch_threads<1024>(p, stream);
-  return p.M > kAtOnce ? launch_threads<512>(p, stream) : launch_threads<128>(p, stream);
+  if (p.B > kNowhere || p.M > kNowhere) return cudaErrorInvalidConfiguration;
+  const bool again = p.M < kManyGroups || p.B * p.K <= kCheap;
+  const bool even = rows_are_float4(p.u_parts, p.M, p.M);
+  if (!again && p.B >= kManySamples && p.parts <= kPartsInFlight) return launch_rows(p, even, stream);
+  if (p.K <= kShortRow && p.M <= kManyGroups) return launch_threads<kWarp>(p, again, even, stream);
+  if (p.B <= kFew && p.K >= kLongRow) return launch_threads<1024>(p, again, even, stream);
+  return p.M > kAtOnce ? launch_threads<512>(p, again, even, stream)
+                       : launch_threads<128>(p, again, even, stream);
 }

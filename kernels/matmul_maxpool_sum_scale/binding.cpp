@@ -51,6 +51,21 @@ void run(const wb::Tensor& x, const wb::Tensor& weight, const wb::Tensor& bias, 
 
 WB_REGISTER("run(Tensor x, Tensor weight, Tensor bias, int pool, float scale, Tensor(a!) y) -> ()",
             run)
+#elif defined(WB_TAIL) && defined(WB_BIAS)
+// y (B) <- the sums of maxima of z (B, N) + bias (N).
+void run(const wb::Tensor& z, const wb::Tensor& bias, int64_t pool, double scale, wb::Tensor& y) {
+  wb::expect(z, "z", wb::Float, {wb::any, wb::any});
+  wb::expect(bias, "bias", wb::Float, {z.size(1)});
+  wb::expect(y, "y", wb::Float, {z.size(0)});
+  expect_pool(pool, 1, z.size(1));
+  wb::expect_same_device(z, "z", bias, "bias");
+  wb::expect_same_device(z, "z", y, "y");
+  const Pooled p{z.const_data_ptr<float>(), bias.const_data_ptr<float>(),
+                 y.mutable_data_ptr<float>(), z.size(0), z.size(1), pool, scale};
+  run_rows(p, z, p.N);
+}
+
+WB_REGISTER("run(Tensor z, Tensor bias, int pool, float scale, Tensor(a!) y) -> ()", run)
 #elif defined(WB_TAIL)
 // y (B) <- the sums of maxima of z (B, N).
 void run(const wb::Tensor& z, int64_t pool, double scale, wb::Tensor& y) {

@@ -44,7 +44,10 @@ struct Pooled {
 #elif defined(WB_TAIL)    // what is left after the product
 struct Pooled {
   const float* z;  // (B, N) contiguous
-  float* y;        // (B)
+#ifdef WB_BIAS
+  const float* b;  // (N), which z is without
+#endif
+  float* y;  // (B)
   int64_t B, N, pool;
   double scale;
 };

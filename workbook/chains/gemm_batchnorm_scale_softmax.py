@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from workbook import normal, ops, precision, split, variants
+from workbook import normal, ops, split, variants
 from workbook.chains import gemm_batchnorm_scale_softmax_ladder as ladder
 from workbook.chains import gemm_batchnorm_scale_softmax_road as road
 from workbook.chains.gemm_batchnorm_scale_softmax_run import EVAL, TRAIN, fold, plain, track
-from workbook.spec import EDGES, Problem, Size
+from workbook.spec import EDGES, Problem, Product, Size
 
 __all__ = ["Model", "ModelNew", "fold", "plain", "problem"]
 
@@ -161,11 +161,12 @@ problem = Problem(
     fold=_folded,
     yardsticks={},
     bare=lambda model, x: variants.bare(_op_of(model), model, x),
-    outputs=lambda N: N,
+    multiplied=lambda mode, route, shape: Product(
+        shape["N"], whole=mode == "eval" or route == "tf32"
+    ),
     fold_halves=lambda model: (*_folded(model), *split.halved(model.gemm.weight)),
     rung_of_text=lambda *source: variants.rung_of_text(EVAL, *source),
     modes=("eval", "train"),
-    whole={"eval": tuple(precision.ROUTES), "train": ("tf32",)},
     through=True,
     edges=(*EDGES, Size("pair", (33, 1025), 2), Size("row beyond registers", (5, 16388), 3),
            Size("odd row beyond registers", (5, 16387), 3)),

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from workbook import gemm, normal, ops, precision, split, sums, variants
 from workbook.chains import matmul_avgpool_gelu_scale_max_back as back
 from workbook.chains import matmul_avgpool_gelu_scale_max_road as road
-from workbook.spec import Problem, Size
+from workbook.spec import Problem, Product, Size
 
 __all__ = ["Model", "ModelNew", "fold", "plain", "problem"]
 
@@ -172,10 +172,18 @@ def _run_parts(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
 
 
 def _run_winner(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
-    x, y = ops.adjacent(x), _output(x)
+    x, y, given = ops.adjacent(x), _output(x), _for_winner(*folded)
     for block, u_parts in _parts_of(x, folded, options[0]):
-        run(u_parts, x[block], *folded, options[1], y[block])
+        run(u_parts, x[block], *given, options[1], y[block])
     return y
+
+
+def _for_winner(w: Tensor, b: Tensor, w_exact: Tensor, b_exact: Tensor) -> tuple[Tensor, ...]:
+    """What the winner's value is computed from. Where the user has chosen TF32 w will do, half the
+    bytes."""
+    if precision.chosen_route() == "tf32":
+        w_exact, b_exact = w_exact[:0, :0], b_exact[:0]
+    return w, b, w_exact, b_exact
 
 
 @torch.no_grad()
@@ -193,7 +201,7 @@ def _run_split(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple
     """A group whose weights are infinite need not win: it is taken as it is."""
     x, y = ops.adjacent(x), _output(x)
     u_parts = split.product(x, split.Halves(*folded[4:]), whole=folded[0])
-    run(u_parts, x, *folded[:4], options[1], y)
+    run(u_parts, x, *_for_winner(*folded[:4]), options[1], y)
     return y
 
 
@@ -319,8 +327,7 @@ problem = Problem(
         "the product alone": lambda x, w, b, *_: gemm.product(x, w, b),
     },
     bare=lambda model, x: variants.bare(OP, model, x),
-    outputs=lambda N, pool: N // pool,
-    whole={"eval": tuple(precision.ROUTES)},
+    multiplied=lambda mode, route, shape: Product(shape["N"] // shape["pool"], whole=True),
     fold_halves=lambda model: fold_halves(torch.float32, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     dims=("pool",),

@@ -64,7 +64,7 @@ class ModelNew(Model):
         operands, options = normal.operands(x, linear), _options(self)
         if operands is not None and options is not None:
             weight, pool = operands[1], options[0]
-            if pool <= weight.size(0):
+            if pool <= weight.size(0) and not running.is_left(x, weight, pool):
                 op = OP if running.is_halved(weight, pool) else DIRECT
                 return op(*operands, *options)
         normal.explain(x, linear)
@@ -175,15 +175,22 @@ _COMMON = {
 DIRECT = ops.FusedOp(  # any pool, and products too small to be halved
     SLUG,
     _SCHEMA,
-    fold=running.widened,
+    fold=None,
     plain=reference,
     forms={
-        "tail": ops.Form(running.run_tail, ("-DWB_TAIL",)),
-        "blocks": ops.Form(running.run_blocks, ("-DWB_BLOCKS",)),
+        "tail": ops.Form(running.run_tail, ("-DWB_TAIL",), reads="before"),
+        "blocks": ops.Form(running.run_blocks, ("-DWB_BLOCKS",), reads="before"),
+        "split": ops.Form(
+            running.run_tail_split,
+            ("-DWB_TAIL", "-DWB_BIAS"),
+            fold=lambda dtype, weight, bias: split.halved(weight),
+            suits=running.suits_tail_split,
+        ),
     },
     kernels={
         "cpu": ops.Kernel("blocks", ("cpu.cpp",)),
         "cuda": ops.Kernel("tail", ("04_gemm_block_tail.cu",)),
+        "hopper": ops.Kernel("split", ("04_gemm_block_tail.cu",), split.SHARED),
     },
     name=f"{SLUG}_direct",
     fold_options=0,
@@ -258,8 +265,7 @@ problem = Problem(
         "torch.mm(x, D.T)": lambda x, differences, *_: torch.mm(x, differences.T),
     },
     bare=lambda model, x: variants.bare(OP, model, x),
-    outputs=lambda N, pool: N // 2 if pool == 2 else 0,
-    makes_product=running.makes_product,
+    multiplied=running.multiplied,
     fold_halves=lambda model: fold_halves(torch.float64, *_arguments(model)[:3]),
     rung_of_text=lambda *source: variants.rung_of_text(OP, *source),
     edges=road.EDGES,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbook import gemm, ops, precision, split
+from workbook.spec import Product
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
 # The same where halves are multiplied. Tensor cores draw each |g| toward zero, by 9e-8 of it, which
@@ -21,8 +22,9 @@ LEAST = (256, 2048)
 # The same where three products of halves are made: they err less than eager's one in float32. Of
 # fewer features a row's sum cancels now and then, and to do it again there are few blocks.
 LEAST_OF_HALVES = (256, 512)
-ROUGH = 4096  # out_features from which oneDNN may make the whole product: it rounds twice as much
-WIDE, PRODUCTS = 1 << 20, 1 << 24  # weights, multiplications at most of what is done in float64
+# Of whole products, those left to the reference, as nothing of ours is faster: on a CPU of fewer
+# out_features, since oneDNN rounds twice as much as a BLAS; and few weights, multiplications.
+ROUGH, FEW, SHORT = 4096, 1 << 20, 1 << 24
 BLOCK, ROWS = 1 << 20, 1024  # elements and rows of a block on a CPU: 4 MB stay in its caches
 WIDENED = 1 << 22  # weights that are float64 at a time
 ELEMENTS = 1 << 28  # of a product at a time on a GPU
@@ -43,15 +45,22 @@ def _reach(least: tuple[int, int], N: int, K: int) -> bool:
     return K >= least[0] and N >= least[1]
 
 
-def makes_product(route: str, shape: Mapping[str, int]) -> bool:
-    """Whether differences are multiplied by halves, if that is faster, at a shape of pairs."""
-    few = route == "float32" and _reach(LEAST_OF_HALVES, shape["N"], shape["K"])
-    return few or _reach(LEAST, shape["N"], shape["K"])
+def is_left(x: Tensor, weight: Tensor, pool: int) -> bool:
+    """True where the chain is left to the reference: a whole product, too small to gain from."""
+    if is_halved(weight, pool):
+        return False
+    is_few = weight.numel() <= FEW and x.size(0) * weight.numel() <= SHORT
+    return is_few or not (x.is_cuda or weight.size(0) >= ROUGH)
 
 
-def widened(dtype: torch.dtype, weight: Tensor, bias: Tensor, *_: object) -> tuple[Tensor, ...]:
-    """The parameters in float64 where they are few, else ()."""
-    return (weight.double(), bias.double()) if weight.numel() <= WIDE else ()
+def multiplied(_: str, route: str, shape: Mapping[str, int]) -> Product | None:
+    """What is multiplied by halves, if that is faster: differences of pairs, else all features."""
+    B, K, N, pool = (shape[name] for name in ("B", "K", "N", "pool"))
+    least = LEAST_OF_HALVES if route == "float32" else LEAST
+    if pool == 1 or (K * N <= FEW and B * K * N <= SHORT):
+        return None
+    is_half = pool == 2 and _reach(least, N, K)
+    return Product(N // 2) if is_half else Product(N, whole=True)
 
 
 def scaled(total: Tensor, scale: float) -> Tensor:
@@ -86,27 +95,37 @@ def run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tu
     return y
 
 
-def _is_small(x: Tensor, folded: tuple, pool: int) -> bool:
-    return bool(folded) and x.size(0) * folded[0].numel() <= PRODUCTS and pool <= folded[1].size(0)
-
-
-def _product(weight: Tensor) -> Callable[..., Tensor]:
-    """(x, weight, bias) -> z: how, for the whole weight (N, K); narrow ones as eager does."""
-    return gemm.product if weight.size(0) >= ROUGH else F.linear
-
-
-def run_tail(run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple) -> Tensor:
-    """The whole product, then a kernel for what is left; `folded` for what is small."""
-    if _is_small(x, folded, options[0]):
-        return directly(x, *folded, *options)
+def run_tail(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
+    """The whole product, then a kernel for what is left."""
     weight, bias = parameters
     used = weight.size(0) // options[0] * options[0]
-    y, product = x.new_empty(x.size(0)), _product(weight)
-    rows = max(1, ELEMENTS // max(used, 1))
+    y, rows = x.new_empty(x.size(0)), _rows_at_once(used)
     for first in range(0, x.size(0), rows):
         part = slice(first, first + rows)
-        run(product(x[part], weight[:used], bias[:used]), *options, y[part])
+        run(gemm.product(x[part], weight[:used], bias[:used]), *options, y[part])
     return y
+
+
+def run_tail_split(
+    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
+) -> Tensor:
+    """The whole product by halves of the weight; the kernel behind adds the bias."""
+    (weight, bias), x, y = parameters, ops.adjacent(x), x.new_empty(x.size(0))
+    halves, bias, rows = split.Halves(*folded), bias.contiguous(), _rows_at_once(weight.size(0))
+    for first in range(0, x.size(0), rows):
+        part = slice(first, first + rows)
+        z = split.added(split.product(x[part], halves, whole=weight))
+        run(z, bias, *options, y[part])
+    return y
+
+
+def suits_tail_split(x: Tensor, weight: Tensor, *_: object) -> bool:
+    """True where the whole product is large enough for the tensor cores of this GPU."""
+    return split.suits(x, weight.size(0), whole=True)
+
+
+def _rows_at_once(features: int) -> int:
+    return max(1, ELEMENTS // max(features, 1))
 
 
 def run_blocks(
@@ -114,18 +133,16 @@ def run_blocks(
 ) -> Tensor:
     """The whole product on a CPU, by blocks; the maxima of each while it is in the cache."""
     (weight, bias), (pool, scale) = parameters, options
-    if _is_small(x, folded, pool):
-        return directly(x, *folded, *options)
     used, finish = weight.size(0) // pool * pool, ops.beside(run, "finish")
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
     flags, nothing = x.new_empty(x.size(0), dtype=torch.uint8), none.new_zeros(())
-    product, (rows, columns) = _product(weight), _blocks(x.size(0), used, pool)
+    rows, columns = _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
-            z = product(part, weight[n:last], bias[n:last])
+            z = gemm.product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
         finish(sums, nothing, 1, scale, math.inf, *(t[first : first + rows] for t in (y, flags)))
     return y
@@ -197,9 +214,8 @@ def differences(x: Tensor, folded: tuple, place: str) -> Tensor:
 
 def suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: float) -> bool:
     """True where half a product is large enough for the tensor cores of this GPU."""
-    N, K = weight.shape
-    makes = pool == 2 and makes_product(precision.chosen_route(), {"N": N, "K": K})
-    return makes and split.suits(x, N // 2)
+    least = LEAST_OF_HALVES if precision.chosen_route() == "float32" else LEAST
+    return pool == 2 and _reach(least, *weight.shape) and split.suits(x, weight.size(0) // 2)
 
 
 def _half(
@@ -210,7 +226,7 @@ def _half(
     shifts, w_sum, b_sum = folded
     x, y, M = ops.adjacent(x), x.new_empty(x.size(0)), shifts.size(0)
     weight, bias = (p.contiguous() for p in parameters)
-    rows, parts = max(1, ELEMENTS // max(M, 1)), -(-2 * M // FEATURES)
+    rows, parts = _rows_at_once(M), -(-2 * M // FEATURES)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         count = part.size(0)
