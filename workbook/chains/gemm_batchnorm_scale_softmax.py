@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from workbook import normal, ops, split, variants
 from workbook.chains import gemm_batchnorm_scale_softmax_ladder as ladder
 from workbook.chains import gemm_batchnorm_scale_softmax_road as road
+from workbook.chains import gemm_batchnorm_scale_softmax_run as running
 from workbook.chains.gemm_batchnorm_scale_softmax_run import EVAL, TRAIN, fold, plain, track
 from workbook.spec import EDGES, Problem, Product, Size
 
@@ -59,7 +60,7 @@ class ModelNew(Model):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _is_normal(self, x):
+        if not _is_normal(self, x) or running.is_left(x, self.gemm.weight, self.bn.training):
             normal.explain(x, self.gemm)
             return super().forward(x)
         if not self.bn.training:

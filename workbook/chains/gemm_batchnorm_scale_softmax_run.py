@@ -32,12 +32,15 @@ from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     tiles_of,
 )
 
-__all__ = ["EVAL", "TRAIN", "fold", "plain", "track"]
+__all__ = ["EVAL", "TRAIN", "fold", "is_left", "plain", "track"]
 
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
+# Left to the reference on a GPU, in training: what ours reads of x and W beside the product costs
+# more than it saves there. Samples, and numbers of z.
+FEW_SAMPLES, SMALL = 8, 1 << 15
 WHOLE = 1 << 28  # multiplications by long rows: of more, halves are stored and not made again
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
 
@@ -48,6 +51,16 @@ def reference_of_batch(
     """The original chain as a function, differentiable; it moves no running statistics."""
     z = F.linear(x, weight, bias)
     return F.softmax(scale * F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps), dim=1)
+
+
+def is_left(x: Tensor, weight: Tensor, training: bool) -> bool:
+    """True where the chain is left to the reference, which is the faster one."""
+    (B, N), few = (x.size(0), weight.size(0)), weight.size(0) <= FEW
+    if not x.is_cuda:
+        return few
+    if not training or not (few or B < FEW_SAMPLES or B * N <= SMALL):
+        return False
+    return torch.compiler.is_compiling() or precision.chosen_route() == "float32"
 
 
 def _spread(mean: Tensor) -> Tensor:

@@ -49,18 +49,22 @@ def is_left(x: Tensor, weight: Tensor, pool: int) -> bool:
     """True where the chain is left to the reference: a whole product, too small to gain from."""
     if is_halved(weight, pool):
         return False
-    is_few = weight.numel() <= FEW and x.size(0) * weight.numel() <= SHORT
-    return is_few or not (x.is_cuda or weight.size(0) >= ROUGH)
+    rough = not x.is_cuda and weight.size(0) < ROUGH
+    return rough or _is_small(x.size(0), weight.numel())
+
+
+def _is_small(rows: int, weights: int) -> bool:
+    return weights <= FEW and rows * weights <= SHORT
 
 
 def multiplied(_: str, route: str, shape: Mapping[str, int]) -> Product | None:
     """What is multiplied by halves, if that is faster: differences of pairs, else all features."""
     B, K, N, pool = (shape[name] for name in ("B", "K", "N", "pool"))
-    least = LEAST_OF_HALVES if route == "float32" else LEAST
-    if pool == 1 or (K * N <= FEW and B * K * N <= SHORT):
-        return None
-    is_half = pool == 2 and _reach(least, N, K)
-    return Product(N // 2) if is_half else Product(N, whole=True)
+    if pool == 2 and _reach(LEAST_OF_HALVES if route == "float32" else LEAST, N, K):
+        return Product(N // 2)
+    few = pool != 2 or not _reach(LEAST_OF_HALVES, N, K)
+    none = pool == 1 or (few and _is_small(B, K * N))
+    return None if none else Product(N, whole=True)
 
 
 def scaled(total: Tensor, scale: float) -> Tensor:
