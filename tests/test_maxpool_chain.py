@@ -185,7 +185,7 @@ def test_products_are_halved_from_a_size_on(N, K, pool, halved):
     (511, 4096, False, False), (4096, 255, False, False),
 ])  # fmt: skip
 def test_three_products_of_halves_serve_fewer_features(N, K, float32, tf32):
-    shape = {"B": 128, "N": N, "K": K, "pool": 2}
+    shape = {"B": 1024, "N": N, "K": K, "pool": 2}
     half, whole = Product(N // 2), Product(N, whole=True)
     for route, halved in (("float32", float32), ("tf32", tf32)):
         assert running.multiplied("eval", route, shape) == (half if halved else whole)
