@@ -15,9 +15,9 @@ __all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains", "suits_n
 
 NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `short_chains`
 
-# Multiplications from which oneDNN is faster than a BLAS: it is the later by 14 us in its call. Sooner
-# for weights that MKL is slow with: large ones, which it packs each time, and those of more outputs
-# than its code for 4 takes and fewer than that for 16.
+# Multiplications from which oneDNN is faster than a BLAS, though its call takes 14 us more: sooner
+# for weights that MKL is slow with, large ones, packed each time, and those of more outputs than
+# its code for 4 takes and fewer than that for 16.
 LEAST, SOONER = 1 << 23, 1 << 20
 LARGE, BETWEEN = 1 << 18, range(5, 16)
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
