@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -26,13 +27,18 @@ TINY = 2.0**-149  # the least float32: an underflow loses no more
 STEEPEST = 1.13  # of GELU: |g'| is nowhere larger
 LOST = 2e-15  # by 1 + erf in float64, times |u|: below -8.3 torch's GELU is 0
 RUNGS = {v.name: v for v in PROBLEM.variants if v.is_rung and v.implementation != "hopper"}
+# The rung "cpu" leaves a product of few features to no library: here as a rung of its own, for any
+# number of them.
+ALONE = "cpu, without a library"
+RUNGS[ALONE] = RUNGS["cpu"]
+FEW = {"cpu": 0, ALONE: 1 << 30}
 CPU_RUNGS = [name for name, v in RUNGS.items() if v.devices == ("cpu",)]
 CUDA_RUNGS = [name for name, v in RUNGS.items() if v.devices == ("cuda",)]
 ALL_RUNGS = [
     *(pytest.param(name, "cpu", marks=needs_compiler) for name in CPU_RUNGS),
     *(pytest.param(name, "cuda", marks=needs_gpu) for name in CUDA_RUNGS),
 ]
-EXACT = {"cpu", "05_winner_in_double"}  # rungs that compute the winner once more
+EXACT = {"cpu", ALONE, "05_winner_in_double"}  # rungs that compute the winner once more
 
 Call = Callable[..., Tensor]  # (x, weight, bias, pool, scale) -> y
 
@@ -55,8 +61,19 @@ def call_of(source: Path | Mapping[str, str], device: str, form: str) -> Call:
     return call
 
 
+def with_few(call: Call, few: int) -> Call:
+    """The call where products of up to `few` features are the kernel's own."""
+
+    def called(*given: object) -> Tensor:
+        with mock.patch.object(chain, "FEW", few):
+            return call(*given)
+
+    return called
+
+
 def rung(name: str, device: str) -> Call:
-    return call_of(RUNGS[name].source, device, form_of(name))
+    call = call_of(RUNGS[name].source, device, form_of(name))
+    return with_few(call, FEW[name]) if name in FEW else call
 
 
 def parameters(

@@ -16,6 +16,7 @@ from avgpool import (
     ALL_RUNGS,
     CPU_RUNGS,
     EXACT,
+    FEW,
     FOLDER,
     PROBLEM,
     RUNGS,
@@ -28,6 +29,7 @@ from avgpool import (
     parameters,
     rung,
     values,
+    with_few,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -315,7 +317,7 @@ def test_bits_do_not_depend_on_threads(name):
 @pytest.mark.parametrize("scale", [2.0, -2.0])
 def test_bits_do_not_depend_on_the_order_of_blocks(block, scale, monkeypatch):
     call, given, x = rung("cpu", "cpu"), parameters(70, 90, 2, scale), drawn((11, 70), 3)
-    whole = call(x, *given)
+    whole = call(x, *given)  # of one block, which keeps nothing
     monkeypatch.setattr(chain, "ROWS", block[0])
     monkeypatch.setattr(chain, "FEATURES", block[1])
     assert torch.equal(call(x, *given), whole)
@@ -521,6 +523,43 @@ def test_a_wrong_argument_is_named(case):
 
 
 @needs_compiler
+@pytest.mark.parametrize(("columns", "kept"), [(M - 1, ()), (M - 1, ("at",)), (M, ("ends",))])
+def test_a_block_of_some_features_wants_what_is_kept(columns, kept):
+    given = arguments("blocks")
+    given["u"] = given["u"][:, :columns].contiguous()
+    given |= {name: None for name in ("ends", "at") if name not in kept}
+    with pytest.raises(RuntimeError, match=r"^ends: got .*; wants both"):
+        op_of("blocks")(*given.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("B", "M", "products"), [(9, 1, 0), (9, 3, 0), (9, 4, 1), (6, 8, 1), (7, 8, 2), (6, 9, 2)]
+)
+def test_how_a_product_is_cut_in_blocks(B, M, products, monkeypatch):
+    """None of few features, one where all fit; also of an x whose features are not adjacent."""
+    seen, product = [], gemm.product
+    monkeypatch.setattr(gemm, "product", lambda *a: seen.append(a[1].size(0)) or product(*a))
+    for name, value in {"FEW": 3, "FEATURES": 8, "ROWS": 6 if B < 9 else 9}.items():
+        monkeypatch.setattr(chain, name, value)
+    call = call_of(RUNGS["cpu"].source, "cpu", form_of("cpu"))
+    given = parameters(33, 2 * M, 2, -2.0)
+    for x in (drawn((B, 33), 7), drawn((33, B), 7).T, drawn((B, 66), 7)[:, ::2]):
+        seen.clear()
+        assert_right("cpu", call, x, given)
+        assert len(seen) == products and (not seen or max(seen) <= 8)
+
+
+@needs_compiler
+def test_a_u_beyond_float32_is_infinite_however_it_is_multiplied():
+    x, weight = torch.full((5, 4), 1e30), torch.full((2, 4), 1e20)
+    for name in FEW:
+        for sign, scale, y in [(1, 1e-30, INF), (1, -1e-30, -INF), (-1, 1e-30, NAN)]:
+            found = rung(name, "cpu")(x, sign * weight, torch.zeros(2), 1, scale)
+            assert found.isnan().all() if math.isnan(y) else (found == y).all()
+
+
+@needs_compiler
 def test_an_empty_batch_and_no_input_features_are_fine():
     for name in CPU_RUNGS:
         call = rung(name, "cpu")
@@ -531,8 +570,13 @@ def test_an_empty_batch_and_no_input_features_are_fine():
 
 SABOTAGE = {
     "the bias": ("cpu.cpp", "u + (p.b_exact ? p.b_exact[m] : p.b[m])", "u"),
-    "the place": ("cpu.cpp", "(right >= left)", "(right < left)"),
-    "the first of the block": ("cpu.cpp", "p.at[2 * i + 1] = p.first + ", "p.at[2 * i + 1] = "),
+    "the place": ("cpu.cpp", "at[winner.is_right]", "at[!winner.is_right]"),
+    "the place in one block": (
+        "cpu.cpp", "is_right ? ends.right : ends.left", "is_right ? ends.left : ends.right",
+    ),
+    "the sign that tells": ("cpu.cpp", "scale >= 0 && ends.right >= 0", "ends.right >= 0"),
+    "a value that is found": ("cpu.cpp", "u[m] != value", "u[m] > value"),
+    "the first of the block": ("cpu.cpp", "at[1] = p.first + ", "at[1] = "),
     "the block before": ("cpu.cpp", "p.first ? Ends<float>{kept[0], kept[1]} : ", ""),
     "the last feature": ("cpu_02_folded_one_chain.cpp", "k < p.K;", "k < p.K - 1;"),
     "the last group": ("cpu_02_folded_one_chain.cpp", "m < p.M;", "m < p.M - 1;"),
@@ -540,22 +584,37 @@ SABOTAGE = {
         "cpu_01_rows_summed_each_call.cpp", "n < (m + 1) * p.pool", "n < (m + 1) * p.pool - 1",
     ),
     "the scale": ("cpu_01_rows_summed_each_call.cpp", "p.scale * gelu(u)", "gelu(u)"),
+    "the bias of few features": (
+        "cpu.cpp", "u[r][f] + (p.b_exact ? p.b_exact[m + f] : p.b[m + f])", "u[r][f]",
+    ),
+    "features left over": ("cpu.cpp", "case 2: join_features<Rows, 2>(p, i, m, ends);", "case 2:"),
+    "inputs left over": ("cpu.cpp", "u[r][m] += static_cast", "u[r][m] += 0 * static_cast"),
+    "rows left over": ("cpu.cpp", "for (; i < end; ++i) from_x<1>(p, i);", ""),
     "a row": ("cpu_02_folded_one_chain.cpp", "i = begin;", "i = begin + 1;"),
 }  # fmt: skip
+
+
+def text_of(file: str) -> str:
+    """A rung's file; that of the best one with the headers of its own in it."""
+    if file != "cpu.cpp":
+        return (FOLDER / file).read_text(encoding="utf-8")
+    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in ("row.h", "few.h", file)]
+    return re.sub(r'#pragma once|#include "(row|few).h"', "", "".join(parts))
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_control_a_sabotaged_kernel_is_rejected(name, monkeypatch):
     file, old, new = SABOTAGE[name]
-    text = (FOLDER / file).read_text(encoding="utf-8")
+    text, stem = text_of(file), file.removesuffix(".cpp")
     assert text.count(old) == 1
-    monkeypatch.setattr(chain, "FEATURES", 3)
-    stem = file.removesuffix(".cpp")
     call = call_of({file: text.replace(old, new)}, "cpu", form_of(stem))
     with pytest.raises(AssertionError):
-        assert_right(stem, call, drawn((40, 201), 7), parameters(201, 21, 2, -2.0))
-        assert_right(stem, call, drawn((40, 201), 7), parameters(201, 21, 2, 2.0))
+        for few, features in [(0, 3), (0, 512), (512, 512)]:  # blocks, one block, no library
+            monkeypatch.setattr(chain, "FEATURES", features)
+            for scale in (-2.0, 2.0):
+                given = parameters(201, 21, 2, scale)
+                assert_right(stem, with_few(call, few), drawn((43, 201), 7), given)
 
 
 @needs_compiler

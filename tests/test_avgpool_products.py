@@ -181,10 +181,11 @@ def test_the_binding_of_means_refuses_what_it_can_not_read(run, arguments, words
 # --- products ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("least", [1, 1 << 20])
+@pytest.mark.parametrize("least", [1, gemm.LEAST])
 @pytest.mark.parametrize("shape", [(5, 33, 7), (1, 1, 1), (0, 4, 3), (3, 0, 2), (129, 300, 65)])
 def test_a_product_is_that_of_torch(shape, least, monkeypatch):
     monkeypatch.setattr(gemm, "LEAST", least)
+    monkeypatch.setattr(gemm, "SOONER", least)
     B, K, M = shape
     x, weight, bias = drawn((B, K), 1), drawn((M, K), 2), drawn((M,), 3)
     for rows in (x, drawn((K, B), 4).T):
@@ -199,7 +200,7 @@ def test_a_product_is_that_of_torch(shape, least, monkeypatch):
 def test_a_large_product_goes_to_onednn_where_that_is_switched_on(monkeypatch):
     if gemm._onednn() is None:
         pytest.skip("this torch has no oneDNN")
-    seen, x, weight = [], drawn((64, 300)), drawn((64, 300))
+    seen, x, weight = [], drawn((64, 520)), drawn((520, 520))
     linear = gemm._onednn()
     monkeypatch.setattr(gemm, "_onednn", lambda: lambda *a: seen.append(a) or linear(*a))
     gemm.product(x, weight)
@@ -211,9 +212,31 @@ def test_a_large_product_goes_to_onednn_where_that_is_switched_on(monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "outs", "fast"),
+    [
+        (4, 512, 512, True),  # a large weight
+        (3, 512, 512, False),
+        (255, 128, 256, False),  # one that is not
+        (256, 128, 256, True),
+        (1024, 2048, 4, True),
+        (1023, 2048, 4, False),  # outputs that MKL has code for
+        (256, 2048, 5, True),  # and has not
+        (256, 512, 15, True),
+        (256, 512, 16, False),
+        (64, 512, 15, False),
+    ],
+)
+def test_which_products_are_large(rows, columns, outs, fast, monkeypatch):
+    monkeypatch.setattr(gemm, "_onednn", lambda: "oneDNN")
+    assert gemm._fast(drawn((rows, columns)), drawn((outs, columns))) == (
+        "oneDNN" if fast else None
+    )
+
+
 def test_without_onednn_torch_multiplies(monkeypatch):
     monkeypatch.setattr(gemm, "_onednn", lambda: None)
-    x, weight, bias = drawn((64, 300)), drawn((64, 300)), drawn((64,))
+    x, weight, bias = drawn((64, 520)), drawn((520, 520)), drawn((520,))
     assert torch.equal(gemm.product(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
 
 

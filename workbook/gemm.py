@@ -15,7 +15,11 @@ __all__ = ["NARROW_PRODUCT", "cut", "parts", "product", "short_chains", "suits_n
 
 NARROW_PRODUCT = ("narrow_product/narrow_product.cpp",)  # under kernels/, of `short_chains`
 
-LEAST = 1 << 20  # multiplications: a product of less is over before oneDNN has found its code
+# Multiplications from which oneDNN is faster than a BLAS, though its call takes 14 us more: sooner
+# for weights that MKL is slow with, large ones, packed each time, and those of more outputs than
+# its code for 4 takes and fewer than that for 16.
+LEAST, SOONER = 1 << 23, 1 << 20
+LARGE, BETWEEN = 1 << 18, range(5, 16)
 # A kernel of ours is faster for rows of x that are few and not short, or long and stay in L2.
 NARROW, NOT_SHORT, IS_LONG, NEAR = 68, 256, 1000, 1 << 18
 AT_ONCE = 256  # rows of x for the kernel of ours: of more, less of x stays in the cache
@@ -36,8 +40,11 @@ def _fast(x: Tensor, weight: Tensor) -> Callable | None:
 
     torch.addmm goes to a BLAS, and MKL keeps to half of the vector width on CPUs of other makers.
     """
-    large = not x.is_cuda and x.size(0) * weight.numel() >= LEAST
-    usable = large and x.dtype is torch.float32 and torch.backends.mkldnn.enabled
+    size = weight.numel()
+    sooner = size >= LARGE or weight.size(0) in BETWEEN
+    if x.is_cuda or x.size(0) * size < (SOONER if sooner else LEAST):
+        return None
+    usable = x.dtype is torch.float32 and torch.backends.mkldnn.enabled
     rows = weight.stride() == (weight.size(1), 1)  # of others it makes a product 500 times slower
     return _onednn() if usable and rows else None
 

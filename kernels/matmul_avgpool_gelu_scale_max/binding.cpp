@@ -2,6 +2,7 @@
 // in the form it is called in: "chain" reads weight and bias, "folded" their means; "product",
 // "parts", "winner" and "blocks" come after torch's product.
 #include <cmath>
+#include <optional>
 
 #include "problem.h"
 #include "stable.h"
@@ -173,33 +174,42 @@ WB_REGISTER(
 
 #else
 // u (B, count): features first.. of x w^T + b. The first block begins `ends` and `at` anew, the last
-// one, which has the last feature, writes y.
-void run(const wb::Tensor& u, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
+// one, which has the last feature, writes y. A block of all features needs neither of the two, and
+// without u the kernel multiplies by itself.
+void run(std::optional<wb::Tensor> u, const wb::Tensor& x, const wb::Tensor& w, const wb::Tensor& b,
          const wb::Tensor& w_exact, const wb::Tensor& b_exact, int64_t first, double scale,
-         wb::Tensor& ends, wb::Tensor& at, wb::Tensor& y) {
+         std::optional<wb::Tensor> ends, std::optional<wb::Tensor> at, wb::Tensor& y) {
   wb::expect_rows(x, "x");
   PoolChain p = chain_of(x, y, x.size(0), scale);
   read_folded(p, x, w, b);
   read_exact(p, x, w_exact, b_exact);
-  wb::expect(u, "u", wb::Float, {p.B, wb::any});
   p.first = first;
-  p.count = u.size(1);
+  p.count = p.M;
+  if (u) {
+    wb::expect(*u, "u", wb::Float, {p.B, wb::any});
+    wb::expect_same_device(x, "x", *u, "u");
+    p.u = u->const_data_ptr<float>();
+    p.count = u->size(1);
+  }
   WB_CHECK(first >= 0 && p.count > 0 && first + p.count <= p.M, "first: got ", first, " with ",
            p.count, " features; wants a block of the ", p.M, " there are");
-  wb::expect(ends, "ends", wb::Float, {p.B, 2});
-  wb::expect(at, "at", wb::ScalarType::Long, {p.B, 2});
-  wb::expect_same_device(x, "x", u, "u");
-  wb::expect_same_device(x, "x", ends, "ends");
-  wb::expect_same_device(x, "x", at, "at");
-  p.u = u.const_data_ptr<float>();
-  p.ends = ends.mutable_data_ptr<float>();
-  p.at = at.mutable_data_ptr<int64_t>();
-  run_rows(p, x, p.count + (first + p.count == p.M ? p.K : 0));
+  WB_CHECK(ends.has_value() == at.has_value() && (ends || p.count == p.M), "ends: got ",
+           ends ? "no at beside" : "nothing", "; wants both, kept from block to block");
+  if (ends) {
+    wb::expect(*ends, "ends", wb::Float, {p.B, 2});
+    wb::expect(*at, "at", wb::ScalarType::Long, {p.B, 2});
+    wb::expect_same_device(x, "x", *ends, "ends");
+    wb::expect_same_device(x, "x", *at, "at");
+    p.ends = ends->mutable_data_ptr<float>();
+    p.at = at->mutable_data_ptr<int64_t>();
+  }
+  const int64_t product = p.u ? p.K : p.M * p.K;
+  run_rows(p, x, p.count + (first + p.count == p.M ? product : 0));
 }
 
 WB_REGISTER(
-    "run(Tensor u, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, int first, "
-    "float scale, Tensor(a!) ends, Tensor(b!) at, Tensor(c!) y) -> ()",
+    "run(Tensor? u, Tensor x, Tensor w, Tensor b, Tensor w_exact, Tensor b_exact, int first, "
+    "float scale, Tensor(a!)? ends, Tensor(b!)? at, Tensor(c!) y) -> ()",
     run)
 #endif
 

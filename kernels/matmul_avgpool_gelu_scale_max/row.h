@@ -1,5 +1,7 @@
 // What a CPU does with one row: find the two u that can win, and a dot product in double.
 #pragma once
+#include <cmath>
+
 #include "gelu.h"
 #include "simd.h"
 
@@ -15,6 +17,37 @@ inline Ends<float> ends_of_row(const float* u, int64_t count, bool dips) {
   for (int l = 0; l < kFloats; ++l) ends = joined(ends, {lanes.left[l], lanes.right[l]}, dips);
   for (int64_t m = whole; m < count; ++m) ends = joined(ends, ends_of(u[m], dips), dips);
   return ends;
+}
+
+// scale * gelu of a u that may be missing for scale < 0.
+inline double value(double u, double scale) {
+  return scale < 0 && u == -INFINITY ? -INFINITY : scale * gelu(u);
+}
+
+// The best of the two and which; asks no GELU where the sign tells, but NaN and infinities stay.
+struct Winner {
+  double best;
+  bool is_right;
+};
+
+inline Winner winner_of(Ends<float> ends, double scale) {
+  const bool finite = std::isfinite(ends.left) && std::isfinite(ends.right) && std::isfinite(scale);
+  if (finite && scale >= 0 && ends.right >= 0) return {0, true};
+  const double left = value(ends.left, scale), right = value(ends.right, scale);
+  return {larger(left, right), right >= left};
+}
+
+// The first m with u[m] == value, which one has.
+inline int64_t place_of(float value, const float* u, int64_t count) {
+  int64_t m = 0;
+#if defined(__AVX512F__)
+  for (; m + kFloats < count; m += kFloats) {
+    const auto same = _mm512_cmp_ps_mask(load(u + m), _mm512_set1_ps(value), _CMP_EQ_OQ);
+    if (same) return m + __builtin_ctz(same);
+  }
+#endif
+  while (m < count - 1 && u[m] != value) ++m;
+  return m;
 }
 
 inline doubles widen(const double* address) { return load(address); }

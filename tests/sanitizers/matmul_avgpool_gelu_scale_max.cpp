@@ -35,7 +35,8 @@ void one(int64_t B, int64_t K, int64_t stride, int64_t M, double scale) {
       PoolChain p{};
       p.x = x, p.w = w, p.b = b, p.y = y, p.B = B, p.K = K, p.M = M, p.x_stride = stride;
       p.w_exact = both ? w_exact.get() : nullptr, p.b_exact = both ? b_exact.get() : nullptr;
-      p.ends = ends, p.at = at, p.scale = scale;
+      p.scale = scale;
+      if (width < M) p.ends = ends, p.at = at;  // one block keeps nothing
       const int made = driver::made;
       for (p.first = 0; p.first < M; p.first += width) {
         driver::made = made;
@@ -44,6 +45,9 @@ void one(int64_t B, int64_t K, int64_t stride, int64_t M, double scale) {
         p.u = u;
         driver::in_parts(B, [&](int64_t begin, int64_t end) { launch(p, begin, end); });
       }
+      y.expect_written("y");
+      p.u = nullptr, p.first = 0, p.count = M;  // the kernel multiplies by itself
+      driver::in_parts(B, [&](int64_t begin, int64_t end) { launch(p, begin, end); });
       y.expect_written("y");
     }
 }

@@ -210,18 +210,24 @@ def _suits_split(x: Tensor, weight: Tensor, bias: Tensor, pool: int, scale: floa
 
 
 ROWS, FEATURES = 1024, 512  # of a block on a CPU: 2 MB of u, which stay in the cache
+FEW = 12  # features that the kernel multiplies by itself: libraries are slow at so narrow a product
 
 
 def _run_blocks(run: Callable, x: Tensor, _: tuple, folded: tuple, options: tuple) -> Tensor:
     """The product by blocks of rows and features; each block's tail while it is in the cache."""
-    (w, b, *_), x, y = folded, ops.adjacent(x), _output(x)
+    (w, b, *_), x, y, scale = folded, ops.adjacent(x), _output(x), options[1]
+    count = w.size(0)
+    if count <= FEW or (count <= FEATURES and x.size(0) <= ROWS):  # one block, nothing to keep
+        u = gemm.product(x, w, b) if count > FEW else None
+        run(u, x, *folded, 0, scale, None, None, y)
+        return y
     for first in range(0, x.size(0), ROWS):
         rows = x[first : first + ROWS]
         ends = rows.new_empty((rows.size(0), 2))
         at = rows.new_empty((rows.size(0), 2), dtype=torch.int64)
-        for m in range(0, w.size(0), FEATURES):
+        for m in range(0, count, FEATURES):
             u = gemm.product(rows, w[m : m + FEATURES], b[m : m + FEATURES])
-            run(u, rows, *folded, m, options[1], ends, at, y[first : first + ROWS])
+            run(u, rows, *folded, m, scale, ends, at, y[first : first + ROWS])
     return y
 
 
