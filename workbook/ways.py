@@ -49,14 +49,14 @@ PAIRS_OF_A_PART = 4  # at least: chosen, not measured
 MEANWHILE = 0.5  # 1e6 numbers that come in the time of a pair of panels: the best fit of tenths
 # Microseconds, of what `counts` counts.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("torch", "float32"): (11.24, 18.21, 1.175, 2.061, 1.105),
-    ("split", "float32"): (5.844, 2.105, 2.091, 5.246, 1.943),
-    ("raw", "float32"): (3.448, 1.392, 4.42, 0.6038, 1.63),
-    ("torch", "tf32"): (8.129, 1.897, 0.756, 0.2161, 0.8072),
-    ("split", "tf32"): (4.991, 1.842, 0.8988, 6.91, 1.72),
-    ("through", "tf32"): (5.357, 1.858, 0.7336, 6.465, 1.76),
-    ("raw", "tf32"): (4.484, 0.9545, 3.254, 0.4366, 1.564),
-    ("floats", "tf32"): (2.527, 0.7298, 4.252, 1.19, 1.291),
+    ("torch", "float32"): (11.87, 18.72, 1.497, 0.293, 0.3177),
+    ("split", "float32"): (5.186, 2.314, 2.02, 6.578, 1.886),
+    ("raw", "float32"): (3.424, 1.377, 4.748, 0.6427, 1.58),
+    ("torch", "tf32"): (8.402, 1.844, 0.8629, 0.2176, 0.4804),
+    ("split", "tf32"): (4.865, 1.957, 0.8857, 7.191, 1.766),
+    ("through", "tf32"): (4.889, 1.967, 0.711, 7.244, 1.682),
+    ("raw", "tf32"): (4.181, 0.9533, 3.656, 0.4681, 1.508),
+    ("floats", "tf32"): (2.553, 0.7196, 4.48, 1.21, 1.239),
 }
 # The halves' recorded times have a sum of their parts behind them. A tail reads these, too, so that
 # is counted; it saves a launch and writing the sum: microseconds, and those for 1e6 numbers, by the
