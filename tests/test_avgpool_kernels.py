@@ -397,6 +397,20 @@ def test_by_tf32_a_product_is_one_part(rows, monkeypatch):
     torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6)
 
 
+@needs_compiler
+@pytest.mark.parametrize("pool", [1, 3])
+def test_by_tf32_the_winner_takes_the_rounded_means(pool):
+    """Half the bytes; a pool of 1 has no others."""
+    x, given = drawn((5, 64), 7), parameters(64, 12, pool, 2.0)
+    folded, seen = chain.fold(torch.float32, *given[:2], pool), []
+    with precision.using_route("tf32"):
+        chain._run_winner(lambda *a: seen.append(a), x, (), folded, (pool, 2.0))
+    chain._run_winner(lambda *a: seen.append(a), x, (), folded, (pool, 2.0))
+    (*_, exact, bias, _, _), (*_, kept, kept_bias, _, _) = seen
+    assert exact.numel() == bias.numel() == 0
+    assert kept is folded[2] and kept_bias is folded[3] and (kept.numel() > 0) == (pool > 1)
+
+
 @needs_gpu
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8, 9])
 @pytest.mark.parametrize("M", [256, 512, 1031, 4100])

@@ -65,6 +65,26 @@ def no_flush() -> None: ...
 # --- turns and budgets ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("late", "bytes_", "wanted", "flushes"), [
+    ((False,), 64, 1.0, 1), ((True, False), 64, 2.0, 3), ((True, True, True), 64, 3.0, 7),
+    ((True,), 0, 1.0, 1),
+])  # fmt: skip
+def test_a_sample_the_host_was_late_for_is_taken_again(late, bytes_, wanted, flushes, monkeypatch):
+    """Behind twice as many flushes each time, three times at most; not where nothing is flushed."""
+    once, seen = iter(enumerate(late, 1)), []
+
+    class Counted:
+        bytes = bytes_
+
+        def __call__(self):
+            seen.append(self)
+
+    monkeypatch.setattr(timing, "_once", lambda *_: tuple(map(float, next(once))))
+    calls = {"a": timing.Call(lambda: None)}
+    found = timing.interleaved(calls, CPU, rounds=1, budget_s=1, flush=Counted())
+    assert found == {"a": [wanted]} and len(seen) == flushes
+
+
 def test_variants_take_turns_and_the_order_turns_each_round(monkeypatch):
     clock, seen = Clock(monkeypatch), []
     calls = {n: clock.call(0.001, lambda n=n: seen.append(n)) for n in "abc"}

@@ -1,8 +1,9 @@
 """How a callable is timed: variants in turn, raw samples, a cache that is cold or warm.
 
 On a GPU a sample is the time between two events on the current stream, and the flush keeps the GPU
-busy until the host has enqueued the call: host time is measured apart. On a CPU a sample is the
-wall clock around the call. Before each sample the cache is emptied of the inputs:
+busy until the host has enqueued the call: host time is measured apart. A sample for which the host
+was late, as on a shared machine it may be, is taken again behind a longer flush. On a CPU a sample
+is the wall clock around the call. Before each sample the cache is emptied of the inputs:
 
     read   a buffer several times the last-level cache is read. What it leaves behind is clean.
     write  the buffer is written. The next kernel also pays for writing it back to memory.
@@ -32,6 +33,7 @@ __all__ = ["FLUSHES", "Call", "Flush", "Laps", "host_us", "interleaved", "once_m
 FLUSHES = ("read", "write", "none")
 CACHES = 8  # the flush buffer, in last-level caches of a GPU
 PASSES = 8  # over it: about a millisecond, in which a slow host gets ahead of the GPU
+TRIES = 3  # of a sample for which the host was late, each behind twice as many flushes
 CPU_CACHES, CPU_FLUSH_LIMIT = 2, 256 << 20  # of a CPU, where reading takes real time
 MIN_SAMPLES = 5
 
@@ -65,17 +67,34 @@ class Flush:
 
 def once_ms(run: Callable[[], object], device: torch.device) -> float:
     """Milliseconds of one call."""
+    return _once(run, device)[0]
+
+
+def _once(run: Callable[[], object], device: torch.device) -> tuple[float, bool]:
+    """(milliseconds of one call, whether a GPU had begun before the host had enqueued it all)."""
     if device.type != "cuda":
         start = time.perf_counter()
         run()
-        return (time.perf_counter() - start) * 1e3
+        return (time.perf_counter() - start) * 1e3, False
     with torch.cuda.device(device):
         start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start_event.record()
         run()
         end_event.record()
+        is_late = start_event.query()
         end_event.synchronize()
-        return start_event.elapsed_time(end_event)
+        return start_event.elapsed_time(end_event), is_late
+
+
+def _sample(run: Callable[[], object], device: torch.device, flush: Flush) -> float:
+    """Milliseconds of one call behind a flush; without the host's time, if it can be had so."""
+    for attempt in range(TRIES):
+        for _ in range(2**attempt):
+            flush()
+        ms, is_late = _once(run, device)
+        if not is_late or not flush.bytes:
+            break
+    return ms
 
 
 class Laps:
@@ -126,8 +145,7 @@ def interleaved(
                     continue
                 with using_route(calls[name].route):
                     start = time.perf_counter()
-                    flush()
-                    samples[name].append(once_ms(calls[name].run, device))
+                    samples[name].append(_sample(calls[name].run, device, flush))
                     spent[name] += time.perf_counter() - start
             bar.update()
     return samples

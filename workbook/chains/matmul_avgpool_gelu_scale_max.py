@@ -182,7 +182,7 @@ def _for_winner(w: Tensor, b: Tensor, w_exact: Tensor, b_exact: Tensor) -> tuple
     """What the winner's value is computed from. Where the user has chosen TF32 w will do, half the
     bytes."""
     if precision.chosen_route() == "tf32":
-        w_exact, b_exact = w_exact[:0, :0], b_exact[:0]
+        w_exact = b_exact = b_exact[:0]
     return w, b, w_exact, b_exact
 
 

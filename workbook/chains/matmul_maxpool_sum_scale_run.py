@@ -58,13 +58,13 @@ def _is_small(rows: int, weights: int) -> bool:
 
 
 def multiplied(_: str, route: str, shape: Mapping[str, int]) -> Product | None:
-    """What is multiplied by halves, if that is faster: differences of pairs, else all features."""
+    """What tensor cores multiply, if that is faster: differences of pairs by halves; by TF32, else,
+    all features."""
     B, K, N, pool = (shape[name] for name in ("B", "K", "N", "pool"))
     if pool == 2 and _reach(LEAST_OF_HALVES if route == "float32" else LEAST, N, K):
         return Product(N // 2)
-    few = pool != 2 or not _reach(LEAST_OF_HALVES, N, K)
-    none = pool == 1 or (few and _is_small(B, K * N))
-    return None if none else Product(N, whole=True)
+    is_whole = pool > 1 and route == "tf32" and not _is_small(B, K * N)
+    return Product(N, whole=True) if is_whole else None
 
 
 def scaled(total: Tensor, scale: float) -> Tensor:
@@ -124,8 +124,10 @@ def run_tail_split(
 
 
 def suits_tail_split(x: Tensor, weight: Tensor, *_: object) -> bool:
-    """True where the whole product is large enough for the tensor cores of this GPU."""
-    return split.suits(x, weight.size(0), whole=True)
+    """True where the whole product is large enough for the tensor cores of this GPU, and TF32 will
+    do. In float32 it would not: what a row of x loses in halves, and what tensor cores round toward
+    zero, is the same for all features, so that their sum does not average it."""
+    return precision.chosen_route() == "tf32" and split.suits(x, weight.size(0), whole=True)
 
 
 def _rows_at_once(features: int) -> int:
