@@ -359,6 +359,51 @@ def test_hooks_run_and_leave(subject, name, calls):
     assert calls
 
 
+class OtherLinear(nn.Linear):
+    """A class of its own: nobody knows what its forward does."""
+
+
+UNUSUAL = {
+    "lazy": lambda linear: nn.LazyLinear(linear.out_features),
+    "nothing": lambda linear: None,
+    "identity": lambda linear: nn.Identity(),
+    "a subclass": lambda linear: OtherLinear(linear.in_features, linear.out_features),
+}
+INPUTS = {
+    "a number": lambda x: 1.0,
+    "a vector": lambda x: x[0],
+    "too narrow": lambda x: x[:, 1:],
+    "float64": lambda x: x.double(),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, 1:]]),
+    "sparse": lambda x: x.to_sparse(),
+    "none": lambda x: x[:0],
+}
+
+
+@pytest.mark.as_sized
+@each
+@pytest.mark.parametrize("name", [*UNUSUAL, *INPUTS])
+@pytest.mark.filterwarnings("ignore:.*nested.*:UserWarning")
+def test_what_is_unusual_is_as_in_the_reference_at_small_sizes(subject, name):
+    """Where a drop-in asks for sizes first: the same outcome, though errors may say more."""
+    old, new = subject.twins(K, N)
+    x = INPUTS.get(name, lambda x: x)(X)
+    for model in (old, new) if name in UNUSUAL else ():
+        torch.manual_seed(3)
+        setattr(model, subject.linear, UNUSUAL[name](layer_of(model)))
+    found = []
+    for model in (old, new):
+        torch.manual_seed(4)
+        try:
+            found.append(model(x))
+        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+            found.append(type(error))
+    if isinstance(found[0], torch.Tensor):
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    else:
+        assert found[1] is found[0]
+
+
 def others(new: nn.Module) -> list[nn.Module]:
     """The submodules beside the Linear."""
     return [m for m in new.children() if not isinstance(m, nn.Linear)]

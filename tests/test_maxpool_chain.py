@@ -255,7 +255,11 @@ def test_what_is_small_is_left_to_the_reference(B, K, N, pool, left):
     """Half products never; whole ones on a CPU where oneDNN's product rounds too much to be taken,
     or where few numbers are multiplied."""
     (model, new), x = twins(K, N, pool, 0.5), drawn((B, K), 3)
-    assert running.is_left(x, new.matmul.weight, pool) == left
+    assert running.is_left(x, new.matmul, pool) == left
+    assert not running.is_left(x[:, 1:], new.matmul, pool), "does not fit: explained"
+    assert not running.is_left(x.double(), new.matmul, pool) and not running.is_left(
+        1, new.matmul, 2
+    )
     if left:
         assert torch.equal(new(x), model(x)), "the reference's own bits"
 
@@ -263,10 +267,11 @@ def test_what_is_small_is_left_to_the_reference(B, K, N, pool, left):
 @needs_gpu
 @pytest.mark.as_sized
 def test_of_a_gpu_few_products_alone_are_left_to_the_reference():
-    x, weight = torch.empty(16, 1024, device="cuda"), torch.empty(1024, 1024, device="cuda")
-    assert running.is_left(x, weight[:511], 2) and running.is_left(x, weight, 3)
-    assert not running.is_left(x, weight, 2), "halved"
-    assert not running.is_left(torch.empty(17, 1024, device="cuda"), weight, 3)
+    few, linear = (nn.Linear(1024, n, device="cuda") for n in (511, 1024))
+    x = torch.empty(17, 1024, device="cuda")
+    assert running.is_left(x[:16], few, 2) and running.is_left(x[:16], linear, 3)
+    assert not running.is_left(x[:16], linear, 2), "halved"
+    assert not running.is_left(x, linear, 3)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *POOLS, (3, 0, 5, 2, 1.0), (0, 3, 5, 2, 1.0)], ids=str)

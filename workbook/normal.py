@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["FLOATS", "are_like", "explain", "is_plain", "is_usual", "operands"]
+__all__ = ["FLOATS", "are_like", "explain", "is_plain", "is_usual", "operands", "sizes"]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -44,6 +44,19 @@ def operands(x: Tensor, linear: nn.Module) -> tuple[Tensor, ...] | None:
         and (torch.compiler.is_compiling() or _is_eager(x, weight, bias))
     )
     return (x, weight, bias) if normal else None
+
+
+def sizes(x: object, linear: nn.Module) -> tuple[int, int, int] | None:
+    """(B, K, N) of x (B, K) and an nn.Linear whose weight (N, K) it fits, whatever else they are;
+    None where it does not."""
+    weight = linear._parameters.get("weight") if type(linear) is nn.Linear else None
+    if not isinstance(x, Tensor) or weight is None or x.is_nested:
+        return None
+    if x.dim() != 2 or weight.dim() != 2:
+        return None
+    (B, K), N = x.shape, weight.size(0)
+    fits = K == weight.size(1) and x.dtype == weight.dtype and x.device == weight.device
+    return (B, K, N) if fits else None
 
 
 def are_like(x: Tensor, *tensors: Tensor | None) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
-from workbook import gemm, ops, precision, split
+from workbook import gemm, normal, ops, precision, split
 from workbook.chains import gemm_batchnorm_scale_softmax_run_eval_back as back
 from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     EVAL,
@@ -53,12 +53,17 @@ def reference_of_batch(
     return F.softmax(scale * F.batch_norm(z, None, None, gamma, beta, True, 0.0, eps), dim=1)
 
 
-def is_left(x: Tensor, weight: Tensor, training: bool) -> bool:
-    """True where the chain is left to the reference, which is the faster one."""
-    (B, N), few = (x.size(0), weight.size(0)), weight.size(0) <= FEW
+def is_left(x: Tensor, linear: nn.Module, bn: nn.Module) -> bool:
+    """True where the chain is left to the reference, which is the faster one. To be asked first,
+    since all else that a drop-in asks takes as long as so small a product."""
+    sizes = normal.sizes(x, linear)
+    if sizes is None:
+        return False
+    B, _, N = sizes
+    few = N <= FEW
     if not x.is_cuda:
         return few
-    if not training or not (few or B < FEW_SAMPLES or B * N <= SMALL):
+    if not bn.training or not (few or B < FEW_SAMPLES or B * N <= SMALL):
         return False
     return torch.compiler.is_compiling() or precision.chosen_route() == "float32"
 

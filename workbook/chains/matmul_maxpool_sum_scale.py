@@ -60,11 +60,13 @@ class ModelNew(Model):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        linear = self._modules["matmul"]
-        operands, options = normal.operands(x, linear), _options(self)
+        linear, options = self._modules["matmul"], _options(self)
+        if options is not None and running.is_left(x, linear, options[0]):
+            return super().forward(x)
+        operands = normal.operands(x, linear)
         if operands is not None and options is not None:
             weight, pool = operands[1], options[0]
-            if pool <= weight.size(0) and not running.is_left(x, weight, pool):
+            if pool <= weight.size(0):
                 op = OP if running.is_halved(weight, pool) else DIRECT
                 return op(*operands, *options)
         normal.explain(x, linear)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbook import gemm, ops, precision, split
+from workbook import gemm, normal, ops, precision, split
 from workbook.spec import Product
 
 LIMIT = 4.0  # of sum |g| over |A + B|: the errors of half a product, beside those of a whole one
@@ -45,12 +45,14 @@ def _reach(least: tuple[int, int], N: int, K: int) -> bool:
     return K >= least[0] and N >= least[1]
 
 
-def is_left(x: Tensor, weight: Tensor, pool: int) -> bool:
-    """True where the chain is left to the reference: a whole product, too small to gain from."""
-    if is_halved(weight, pool):
+def is_left(x: Tensor, linear: nn.Module, pool: int) -> bool:
+    """True where the chain is left to the reference: a whole product, too small to gain from. To be
+    asked first, since all else that a drop-in asks takes as long as so small a product."""
+    sizes = normal.sizes(x, linear)
+    if sizes is None or is_halved(linear.weight, pool):
         return False
-    rough = not x.is_cuda and weight.size(0) < ROUGH
-    return rough or _is_small(x.size(0), weight.numel())
+    (B, K, N), is_on_cpu = sizes, not x.is_cuda
+    return (is_on_cpu and N < ROUGH) or _is_small(B, K * N)
 
 
 def _is_small(rows: int, weights: int) -> bool:
