@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from workbook.chains import gemm_batchnorm_scale_softmax as chain
 from workbook.chains import gemm_batchnorm_scale_softmax_run_eval as by_running
+from workbook.precision import using_route
 
 Model, ModelNew = PROBLEM.Model, PROBLEM.ModelNew
 STEPS = {mode: [s for s in PROBLEM.steps if s.mode == mode] for mode in ("eval", "train")}
@@ -490,3 +492,42 @@ def test_control_the_bound_of_a_softmax_is_no_wider_than_its_rounding():
     bound, y = allowed(t, moved_eval(x, *given)), softmax(t)
     for wrong in (y.roll(1, 0), y * (1 + 1e-4), torch.full_like(y, 1 / 300), torch.zeros_like(y)):
         assert ((wrong - y).abs() > bound).any()
+
+
+# --- what is left to the reference ------------------------------------------------------------
+
+
+@pytest.mark.as_sized
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(("N", "left"), [(64, True), (65, False), (1, True)])
+def test_few_features_are_left_to_the_reference_on_a_cpu(N, left, mode):
+    """With its own bits, and statistics that move once."""
+    model, new = twins(33, N, parameters(33, N), mode)
+    x = drawn((9, 33), 3)
+    assert running.is_left(x, new.gemm, new.bn) == left
+    with torch.no_grad():
+        y, own = new(x), model(x)
+    assert torch.equal(y, own) or not left
+    torch.testing.assert_close(new.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
+    if left:
+        assert new.bn.num_batches_tracked == model.bn.num_batches_tracked
+        assert torch.equal(new.bn.running_var, model.bn.running_var)
+
+
+@pytest.mark.as_sized
+@pytest.mark.parametrize(("mode", "route", "B", "N", "left"), [
+    ("train", "float32", 7, 8192, True), ("train", "float32", 8, 8192, False),
+    ("train", "float32", 4096, 64, True), ("train", "float32", 4096, 65, False),
+    ("train", "float32", 32, 1024, True), ("train", "float32", 33, 1024, False),
+    ("train", "tf32", 7, 8192, False), ("eval", "float32", 7, 64, False),
+])  # fmt: skip
+def test_a_small_batch_is_left_to_the_reference_in_training_on_a_gpu(
+    mode, route, B, N, left, monkeypatch
+):
+    monkeypatch.setattr(running.normal, "sizes", lambda *_: (B, 33, N))
+    bn = nn.BatchNorm1d(N).train(mode == "train")
+    with using_route(route):
+        assert running.is_left(SimpleNamespace(is_cuda=True), None, bn) == left
+    product = running.multiplied(mode, route, {"B": B, "K": 33, "N": N})
+    assert (product is None) == left
+    assert left or product == (N, mode == "eval" or route == "tf32")

@@ -38,6 +38,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
+import workbook as wb
 from workbook import ops
 
 # Where torch.compile takes seconds: one subject of each problem, and both modes of BatchNorm.
@@ -269,6 +270,23 @@ def test_compiled_transforms(subject, name):
     wanted = TRANSFORMS[name](reference)
     for ours, theirs in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.as_sized
+@pytest.mark.parametrize(("slug", "init"), [
+    ("matmul_maxpool_sum_scale", (9, 13, 2, 0.5)),
+    ("matmul_maxpool_sum_scale", (251, 4099, 3, 0.5)),
+    ("matmul_maxpool_sum_scale", (300, 2049, 2, 0.5)), ("gemm_batchnorm_scale_softmax", (9, 13)),
+    ("gemm_batchnorm_scale_softmax", (33, 70)),
+])  # fmt: skip
+def test_an_export_for_batches_of_any_size(slug, init):
+    """What is left to the reference does not hang on the size of a batch that is not known."""
+    new = wb.problem(slug).ModelNew(*init).eval()
+    x, batch = torch.rand(7, init[0]), torch.export.Dim("batch", min=2, max=1 << 16)
+    exported = torch.export.export(new, (x,), dynamic_shapes={"x": {0: batch}}).module()
+    for rows in (7, 40, 300):
+        x = torch.rand(rows, init[0])
+        torch.testing.assert_close(exported(x), new(x), rtol=1e-5, atol=1e-5)
 
 
 @each

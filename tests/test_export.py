@@ -22,7 +22,7 @@ NEEDED = ("PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_HOME", "CXX", "TMPDIR", "LANG
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU"))]  # fmt: skip
 K, N, B = 67, 96, 7
-LARGER = {"matmul_maxpool_sum_scale": (1030, 1031)}  # below, it is float64 in torch, no kernel
+LARGER = {"matmul_maxpool_sum_scale": (300, 2049)}  # smaller ones are left to the reference
 SECONDS = 200  # who waits for somebody else's build for ever is stopped
 
 

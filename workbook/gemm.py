@@ -114,7 +114,7 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
     count = max(1, round(columns / max(SHORT, min(LONG, columns // CHAINS))))
     length = -(-columns // count // 16) * 16  # whole cache lines
     cuts = [slice(k, k + length) for k in range(0, columns, max(length, 1))]
-    pieces = () if narrow or len(cuts) < 2 else [x[:, cut].contiguous() for cut in cuts]
+    pieces: list[Tensor] = []
 
     def product_of(weight: Tensor, out: Tensor | None = None) -> Tensor:
         if narrow and ops.adjacent(weight) is weight:
@@ -122,9 +122,10 @@ def short_chains(x: Tensor) -> Callable[..., Tensor]:
         linear = None if narrow else _fast(x, weight)
         if linear is None:
             return torch.mm(x, weight.T, out=out)
-        if not pieces:
+        if len(cuts) < 2:
             z = linear(x, weight, None, "none", [], "")
         else:
+            pieces.extend(() if pieces else (x[:, cut].contiguous() for cut in cuts))
             z = linear(weight[:, cuts[0]], pieces[0], None, "none", [], "")
             for cut, piece in zip(cuts[1:], pieces[1:], strict=True):
                 z = linear.binary(weight[:, cut], z, piece, None, "add")

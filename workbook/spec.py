@@ -195,7 +195,8 @@ class Problem:
         left = self.multiplied("eval", "tf32", shape)
         if method != "fp16x1" or which != "after" or left is None:
             return work
-        return replace(work, read=work.read - 2.0 * shape["K"] * left.outputs)
+        K, weights = shape["K"], work.read - 4.0 * shape["B"] * shape["K"]
+        return replace(work, read=work.read - min(2.0 * K * left.outputs, weights / 2))
 
     def inputs(
         self, size: str | Size = "laptop", *, seed: int = 0, device: str | torch.device = "cpu"

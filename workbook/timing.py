@@ -2,8 +2,9 @@
 
 On a GPU a sample is the time between two events on the current stream, and the flush keeps the GPU
 busy until the host has enqueued the call: host time is measured apart. A sample for which the host
-was late, as on a shared machine it may be, is taken again behind a longer flush. On a CPU a sample
-is the wall clock around the call. Before each sample the cache is emptied of the inputs:
+was late, as on a shared machine it may be, is taken again behind a longer flush, twice at most. On
+a CPU a sample is the wall clock around the call. Before each sample the cache is emptied of the
+inputs:
 
     read   a buffer several times the last-level cache is read. What it leaves behind is clean.
     write  the buffer is written. The next kernel also pays for writing it back to memory.
@@ -87,7 +88,7 @@ def _once(run: Callable[[], object], device: torch.device) -> tuple[float, bool]
 
 
 def _sample(run: Callable[[], object], device: torch.device, flush: Flush) -> float:
-    """Milliseconds of one call behind a flush; without the host's time, if it can be had so."""
+    """Milliseconds of one call behind a flush; without the host's time, if three tries have it."""
     for attempt in range(TRIES):
         for _ in range(2**attempt):
             flush()

@@ -9,8 +9,7 @@
 
 constexpr int kRows = 4;  // of x, together
 
-// u[r][m] = sum_k x[r,k] w[m,k] in double, each in one chain, so that it does not depend on the size of
-// the tile; rows of x lie `stride` apart, w (Features, K) is in float or in double.
+// u[r][m] = sum_k x[r,k] w[m,k] in double, each in chains of its own, whatever the size of the tile; rows of x lie `stride` apart, w (Features, K) is in float or in double.
 template <int Rows, int Features, class T>
 inline void dots(const float* x, int64_t stride, const T* w, int64_t K,
                  double (&u)[Rows][Features]) {

@@ -37,15 +37,15 @@ inline Winner winner_of(Ends<float> ends, double scale) {
   return {larger(left, right), right >= left};
 }
 
-// The first m with u[m] == value, which one has.
+// The first m with u[m] == value; the last m of all where none has it, as none does a NaN.
 inline int64_t place_of(float value, const float* u, int64_t count) {
+  constexpr int64_t kAtOnce = 32;  // compared without a branch, so by vectors
   int64_t m = 0;
-#if defined(__AVX512F__)
-  for (; m + kFloats < count; m += kFloats) {
-    const auto same = _mm512_cmp_ps_mask(load(u + m), _mm512_set1_ps(value), _CMP_EQ_OQ);
-    if (same) return m + __builtin_ctz(same);
+  for (; m + kAtOnce < count; m += kAtOnce) {
+    int there = 0;
+    for (int64_t j = 0; j < kAtOnce; ++j) there |= u[m + j] == value;
+    if (there) break;
   }
-#endif
   while (m < count - 1 && u[m] != value) ++m;
   return m;
 }

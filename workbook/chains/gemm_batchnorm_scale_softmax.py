@@ -20,7 +20,7 @@ from workbook.chains import gemm_batchnorm_scale_softmax_ladder as ladder
 from workbook.chains import gemm_batchnorm_scale_softmax_road as road
 from workbook.chains import gemm_batchnorm_scale_softmax_run as running
 from workbook.chains.gemm_batchnorm_scale_softmax_run import EVAL, TRAIN, fold, plain, track
-from workbook.spec import EDGES, Problem, Product, Size
+from workbook.spec import EDGES, Problem, Size
 
 __all__ = ["Model", "ModelNew", "fold", "plain", "problem"]
 
@@ -164,14 +164,13 @@ problem = Problem(
     fold=_folded,
     yardsticks={},
     bare=lambda model, x: variants.bare(_op_of(model), model, x),
-    multiplied=lambda mode, route, shape: Product(
-        shape["N"], whole=mode == "eval" or route == "tf32"
-    ),
+    multiplied=running.multiplied,
     fold_halves=lambda model: (*_folded(model), *split.halved(model.gemm.weight)),
     rung_of_text=lambda *source: variants.rung_of_text(EVAL, *source),
     modes=("eval", "train"),
     through=True,
-    edges=(*EDGES, Size("pair", (33, 1025), 2), Size("row beyond registers", (5, 16388), 3),
+    edges=(*EDGES, Size("pair", (33, 1025), 2), Size("ours", (33, 65), 9),
+           Size("ours, odd", (35, 1031), 37), Size("row beyond registers", (5, 16388), 3),
            Size("odd row beyond registers", (5, 16387), 3)),
     states=road.STATES,
 )  # fmt: skip

@@ -13,7 +13,7 @@ mean of the batch is one of z.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,16 @@ from workbook.chains.gemm_batchnorm_scale_softmax_run_eval import (
     softmax_like,
     tiles_of,
 )
+from workbook.spec import Product
 
-__all__ = ["EVAL", "TRAIN", "fold", "is_left", "plain", "track"]
+__all__ = ["EVAL", "TRAIN", "fold", "is_left", "is_small", "multiplied", "plain", "track"]
 
 # A float32 dot product of thousands errs by 3e-7: too much for a running mean, since torch's is of
 # all rows. Cut in as many, added in double, by half; with few features in double itself.
 MEAN_ROWS, RUN = 4, 64
 FEW = 64  # features
-# Left to the reference on a GPU, in training: what ours reads of x and W beside the product costs
-# more than it saves there. Samples, and numbers of z.
+# Left to the reference on a GPU, in training in float32: what ours reads of x and W beside the
+# product costs more than it saves there. Of fewer samples, of as many numbers of z.
 FEW_SAMPLES, SMALL = 8, 1 << 15
 WHOLE = 1 << 28  # multiplications by long rows: of more, halves are stored and not made again
 SLICES = 16  # of the batch, on a GPU: 8192 features alone are 64 blocks, for 132 multiprocessors
@@ -60,12 +61,26 @@ def is_left(x: Tensor, linear: nn.Module, bn: nn.Module) -> bool:
     if sizes is None:
         return False
     B, _, N = sizes
-    few = N <= FEW
     if not x.is_cuda:
-        return few
-    if not bn.training or not (few or B < FEW_SAMPLES or B * N <= SMALL):
+        return N <= FEW
+    if not bn.training:
         return False
-    return torch.compiler.is_compiling() or precision.chosen_route() == "float32"
+    if torch.compiler.is_compiling():  # for batches of any size, on the route of each call
+        return N <= FEW
+    return precision.chosen_route() == "float32" and is_small(B, N)
+
+
+def is_small(B: int, N: int) -> bool:
+    """True where training on a GPU in float32 is left to the reference."""
+    return N <= FEW or B < FEW_SAMPLES or B * N <= SMALL
+
+
+def multiplied(mode: str, route: str, shape: Mapping[str, int]) -> Product | None:
+    """The product that is ours to make on a GPU; in float32 a batch has a centre."""
+    B, N = shape["B"], shape["N"]
+    if mode == "train" and route == "float32":
+        return None if is_small(B, N) else Product(N)
+    return Product(N, whole=True)
 
 
 def _spread(mean: Tensor) -> Tensor:

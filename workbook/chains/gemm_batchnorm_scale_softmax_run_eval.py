@@ -20,7 +20,6 @@ __all__ = [
     "SLUG",
     "blocks_of",
     "fold",
-    "kept_of",
     "plain",
     "softmax_like",
     "tiles_of",

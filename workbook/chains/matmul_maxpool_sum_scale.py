@@ -256,7 +256,7 @@ problem = Problem(
     steps=road.steps(reference),
     work=ladder.WORK,
     variants=(
-        *variants.standard(OP, _drop_in, algebra=_algebra),
+        *variants.standard(OP, _drop_in, algebra=_algebra, others=(DIRECT,)),
         *ladder.ladder(OP),
         *road.wrong(OP),
     ),

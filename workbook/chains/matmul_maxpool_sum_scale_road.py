@@ -190,6 +190,7 @@ EDGES = (Size("one", (1, 1, 1, 0.5), 1), Size("odd", (97, 31, 3, -1.5), 7),
          Size("halved", (257, 2049, 2, -0.3), 33), Size("halved, one row", (2053, 2051, 2, 0.5), 1),
          Size("halved, none", (300, 2048, 2, 1.0), 0),
          Size("halved, tall", (256, 2048, 2, 2), 1031),
+         Size("whole", (251, 4099, 3, -0.7), 19), Size("whole pairs", (251, 4097, 2, 1.5), 19),
          Size("pool too large", (5, 3, 4, 0.5), 2))  # fmt: skip
 
 

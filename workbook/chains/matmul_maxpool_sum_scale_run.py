@@ -51,8 +51,10 @@ def is_left(x: Tensor, linear: nn.Module, pool: int) -> bool:
     sizes = normal.sizes(x, linear)
     if sizes is None or is_halved(linear.weight, pool):
         return False
-    (B, K, N), is_on_cpu = sizes, not x.is_cuda
-    return (is_on_cpu and N < ROUGH) or _is_small(B, K * N)
+    B, K, N = sizes
+    if torch.compiler.is_compiling():  # for batches of any size, by the weights alone
+        B = 0
+    return (not x.is_cuda and N < ROUGH) or _is_small(B, K * N)
 
 
 def _is_small(rows: int, weights: int) -> bool:
@@ -101,14 +103,19 @@ def run_chain(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tu
     return y
 
 
+def _product(weight: Tensor) -> Callable[..., Tensor]:
+    """(x, weight, bias) -> z: how, for the whole weight (N, K); narrow ones as eager does."""
+    return gemm.product if weight.size(0) >= ROUGH else F.linear
+
+
 def run_tail(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
     """The whole product, then a kernel for what is left."""
     weight, bias = parameters
     used = weight.size(0) // options[0] * options[0]
-    y, rows = x.new_empty(x.size(0)), _rows_at_once(used)
+    y, product, rows = x.new_empty(x.size(0)), _product(weight), _rows_at_once(used)
     for first in range(0, x.size(0), rows):
         part = slice(first, first + rows)
-        run(gemm.product(x[part], weight[:used], bias[:used]), *options, y[part])
+        run(product(x[part], weight[:used], bias[:used]), *options, y[part])
     return y
 
 
@@ -136,21 +143,19 @@ def _rows_at_once(features: int) -> int:
     return max(1, ELEMENTS // max(features, 1))
 
 
-def run_blocks(
-    run: Callable, x: Tensor, parameters: tuple, folded: tuple, options: tuple
-) -> Tensor:
+def run_blocks(run: Callable, x: Tensor, parameters: tuple, _: tuple, options: tuple) -> Tensor:
     """The whole product on a CPU, by blocks; the maxima of each while it is in the cache."""
     (weight, bias), (pool, scale) = parameters, options
     used, finish = weight.size(0) // pool * pool, ops.beside(run, "finish")
     y, none = x.new_empty(x.size(0)), x.new_empty(0, dtype=torch.float64)
     flags, nothing = x.new_empty(x.size(0), dtype=torch.uint8), none.new_zeros(())
-    rows, columns = _blocks(x.size(0), used, pool)
+    product, (rows, columns) = _product(weight), _blocks(x.size(0), used, pool)
     for first in range(0, x.size(0), rows):
         part = x[first : first + rows]
         sums = part.new_zeros((part.size(0), 3), dtype=torch.float64)
         for n in range(0, max(used, 1), columns):
             last = min(n + columns, used)
-            z = gemm.product(part, weight[n:last], bias[n:last])
+            z = product(part, weight[n:last], bias[n:last])
             run(part[:, :0], none, z, none, pool, sums)
         finish(sums, nothing, 1, scale, math.inf, *(t[first : first + rows] for t in (y, flags)))
     return y
