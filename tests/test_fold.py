@@ -46,6 +46,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import workbook as wb
 from workbook import fold
+from workbook.chains import matmul_maxpool_sum_scale_run as maxpool
 
 EVAL = [s for s in SUBJECTS if not s.has_statistics]
 each_eval = pytest.mark.parametrize("subject", EVAL, ids=str)
@@ -70,6 +71,12 @@ def folds(monkeypatch) -> list:
 
     monkeypatch.setattr(fold, "_made", counted)
     return made
+
+
+@pytest.fixture(autouse=True)
+def halving(monkeypatch):
+    """A max pool folds at every size, not where it is large alone."""
+    monkeypatch.setattr(maxpool, "LEAST", (0, 0))
 
 
 @pytest.fixture

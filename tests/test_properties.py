@@ -33,6 +33,9 @@ from kit import (
 )
 from torch import Tensor, nn
 
+from workbook.chains import matmul_maxpool_sum_scale_run as maxpool
+
+IS_LEFT = maxpool.is_left
 ROWWISE = [s for s in SUBJECTS if not s.has_statistics]
 each_rowwise = pytest.mark.parametrize("subject", ROWWISE, ids=str)
 many = settings(deadline=None, max_examples=40)
@@ -42,6 +45,12 @@ few = settings(deadline=None, max_examples=15)
 SPECIAL = [0.0, -0.0, 1.0, 1e-45, -1e-45, 1e-40, 3e38, -3e38, 1e30, 1e-30, 88.8, -104.0]
 NOT_FINITE = [INF, -INF, NAN]
 FINITE_STATES = list(STATES)[:-4]
+
+
+@pytest.fixture(autouse=True)
+def as_small_as_it_is(ours_at_every_size, monkeypatch):
+    """A max pool of so few roundings keeps the rule by luck, or by the reference itself."""
+    monkeypatch.setattr(maxpool, "is_left", IS_LEFT)
 
 
 @st.composite

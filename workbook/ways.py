@@ -1,7 +1,7 @@
 """Which way a product of matrices goes on a Hopper GPU: torch's, by halves, or as it is by TF32.
 
 A way's time is a sum: a launch, what it reads and writes, its waves of blocks, and what it costs to
-read its parts of z behind it. The costs are fitted to times of 200 shapes on an H200, records of
+read its parts of z behind it. The costs are fitted to times of 215 shapes on an H200, records of
 kind "curve" with how.sweep "ways"; the least sum wins.
 
     torch   x W^T by torch.mm, on the route the user has chosen
@@ -64,6 +64,7 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = {
 ADDED_US = (3.0, 1.54)
 FASTER = 0.95  # of torch's time, at most: fits of ours are off by as much at half of the shapes
 LEAST = (8, 32, 32)  # of B, K, N: below, nothing is predicted; timed from (16, 32, 8) on
+TALL, SHORT = 128, 512  # of fewer rows and less k torch is seen to be faster, whatever is predicted
 
 
 def cut(rows: int, columns: int, outputs: int, processors: int, way: str) -> tuple[int, int]:
@@ -117,7 +118,8 @@ def best(
 
     whole, through, raw: as of `ours`.
     """
-    if rows < LEAST[0] or columns < LEAST[1] or outputs < LEAST[2]:
+    few = rows < LEAST[0] or (rows < TALL and columns < SHORT)
+    if few or columns < LEAST[1] or outputs < LEAST[2]:
         return "torch"
     shape, can = (rows, columns, outputs, processors), ours(route, whole, through, raw)
     least = min(predicted_us(way, route, *shape) for way in can)
